@@ -36,6 +36,9 @@ check: .venv/.dev ## Lint, types, layers; locks and generated files up to date
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m tests.locks
+	$(BIN)/python -m tests.readme
+	$(BIN)/dify-memory openapi --check
+	$(BIN)/dify-memory templates --check --strict dify_templates/*.yml
 
 .PHONY: test
 test: .venv/.dev ## Unit, integration and end-to-end tests on the real parts (under 10 minutes)
@@ -44,6 +47,10 @@ test: .venv/.dev ## Unit, integration and end-to-end tests on the real parts (un
 .PHONY: test-fast
 test-fast: .venv/.dev ## Only the tests that need no Hindsight
 	$(BIN)/pytest tests/unit tests/integration -m 'not hindsight'
+
+.PHONY: faults
+faults: .venv/.dev ## Kills, cuts and races for as long as it takes (10 to 30 minutes)
+	$(BIN)/pytest tests/faults --timeout 1800
 
 .PHONY: fmt
 fmt: .venv/.dev ## Format and fix what ruff can

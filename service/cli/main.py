@@ -1,9 +1,40 @@
-"""The `dify-memory` command."""
+"""The `dify-memory` command.
+
+Each subcommand is a module of its own and is imported when it is called, so that the API does not
+load what only the local stack needs, nor the worker what only the API needs.
+"""
+
+from importlib import import_module
 
 import click
 
+_COMMANDS = ("demo", "openapi", "serve", "templates", "up", "worker")
 
-@click.group()
+
+class _Lazy(click.Group):
+    """A group that imports `service.cli.<name>` when <name> is called for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names of all subcommands."""
+        del ctx
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The subcommand, or None when there is none of that name."""
+        del ctx
+        if cmd_name not in _COMMANDS:
+            return None
+        command = getattr(import_module(f"service.cli.{cmd_name}"), cmd_name)
+        if not isinstance(command, click.Command):
+            raise TypeError(f"service.cli.{cmd_name} has no command of that name")
+        return command
+
+
+@click.group(cls=_Lazy)
 @click.version_option(package_name="dify-memory")
 def main() -> None:
     """Long-term memory for Dify, on Hindsight."""
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,309 @@
+"""Hindsight, through its own client: the only module that knows it.
+
+Two clients, because the client has one time-out for everything: a quick one for the recall path
+and a patient one for the worker. Both are bound to the event loop that opens them. Every call maps
+the vendor's errors: no answer, 408, 429, 499 and 5xx → `HindsightUnavailable`; other statuses and
+answers of another shape → `HindsightRejected`. `str()` of a vendor error holds the response body,
+so that it is never logged or passed on.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Any, Literal, Self, cast
+
+import aiohttp
+from circuitbreaker import CircuitBreaker
+from hindsight_client import Hindsight
+from hindsight_client_api.exceptions import ApiException, OpenApiException
+from hindsight_client_api.models.recall_result import RecallResult
+from pydantic import ValidationError
+
+from service.errors import HindsightRejected, HindsightUnavailable
+from service.scope import BankId, DocumentId, OperationId
+from service.settings import Settings
+
+Budget = Literal["low", "mid", "high"]
+TagsMatch = Literal["any_strict", "all_strict"]
+
+# Measured on Hindsight 1.1.0 without a cross-encoder: the graph and temporal arms bury the turn that
+# answers (first five: 22% with them, 56% without) and take two thirds of the time.
+BANK_SETTINGS: dict[str, bool] = {"enable_graph_retrieval": False, "enable_temporal_retrieval": False}
+
+
+@dataclass(frozen=True, slots=True)
+class Recalled:
+    """One memory as Hindsight ranks it; scores are None where a stage did not see it.
+
+    `document_id` and `metadata` are missing on observations, which are made from several documents.
+    """
+
+    id: str
+    text: str
+    fact_type: str
+    document_id: DocumentId | None
+    said_at: datetime | None
+    metadata: Mapping[str, str]
+    tags: tuple[str, ...]
+    source_fact_ids: tuple[str, ...]
+    final: float | None
+    semantic: float | None
+    keyword: float | None
+    reranker: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One document to store; `said_at` is ISO 8601 or empty for "now"."""
+
+    document_id: DocumentId
+    text: str
+    said_at: str
+    context: str
+    tags: tuple[str, ...]
+    metadata: Mapping[str, str]
+
+
+OperationStatus = Literal["pending", "processing", "completed", "failed", "cancelled", "not_found"]
+
+
+_FAILURES_TO_OPEN = 5
+_OPEN_S = 5
+# Patience that a caller must have had for its time-out to count, unless the usual deadline is shorter.
+_FAIR_TIMEOUT_S = 0.5
+_FAIR_SHARE = 0.7
+
+
+class HindsightAdapter:
+    """Calls to one Hindsight server; open it as an async context manager in the loop that uses it."""
+
+    def __init__(
+        self,
+        url: str,
+        api_key: str | None,
+        *,
+        recall_timeout_s: float,
+        retain_timeout_s: float,
+        fair_timeout_s: float = _FAIR_TIMEOUT_S,
+        open_s: float = _OPEN_S,
+    ) -> None:
+        self._url = url
+        self._api_key = api_key
+        self._recall_timeout_s = recall_timeout_s
+        self._retain_timeout_s = retain_timeout_s
+        self._fair_timeout_s = fair_timeout_s
+        self._open_s = open_s
+        self._is_probing = False
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> Self:
+        """The server that `MEMORY_HINDSIGHT_URL` names."""
+        return cls(
+            settings.hindsight_url,
+            settings.hindsight_api_key.get_secret_value() if settings.hindsight_api_key else None,
+            recall_timeout_s=settings.recall_deadline_max_ms / 1000,
+            retain_timeout_s=settings.retain_timeout_s,
+            fair_timeout_s=min(_FAIR_TIMEOUT_S, _FAIR_SHARE * settings.recall_deadline_ms / 1000),
+        )
+
+    async def __aenter__(self) -> Self:
+        # One attempt: recall has a deadline to keep, and the worker has a schedule of its own.
+        self._quick = Hindsight(
+            self._url, self._api_key, timeout=self._recall_timeout_s, user_agent="dify-memory", max_attempts=1
+        )
+        self._patient = Hindsight(
+            self._url, self._api_key, timeout=self._retain_timeout_s, user_agent="dify-memory", max_attempts=1
+        )
+        # Recall only: the worker has a schedule of its own and must see Hindsight come back.
+        self._breaker = CircuitBreaker(
+            _FAILURES_TO_OPEN, self._open_s, expected_exception=HindsightUnavailable, name="recall"
+        )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._quick.aclose()
+        await self._patient.aclose()
+
+    async def recall(
+        self,
+        bank: BankId,
+        query: str,
+        *,
+        budget: Budget,
+        max_tokens: int,
+        tags: Sequence[str] = (),
+        tags_match: TagsMatch = "all_strict",
+        timeout_s: float,
+    ) -> list[Recalled]:
+        """Memories for `query`, best first; a bank that does not exist has none.
+
+        `max_tokens` bounds the text of the answer, `budget` how many candidates are ranked. After
+        several failures in a row it is not asked for a few seconds, then by one caller at a time until
+        it answers: a dead or hanging server then costs nobody but that one their deadline.
+        """
+        async with self._spared(timeout_s), _vendor_errors(timeout_s):
+            try:
+                response = await self._quick.arecall(
+                    bank,
+                    query,
+                    budget=budget,
+                    max_tokens=max_tokens,
+                    types=["observation", "world", "experience"],
+                    prefer_observations=True,
+                    tags=list(tags) or None,
+                    tags_match=tags_match if tags else "any",
+                )
+            except ApiException as exc:
+                if exc.status != 404:
+                    raise
+                return []
+            return [_recalled(result) for result in response.results]
+
+    @asynccontextmanager
+    async def _spared(self, timeout_s: float) -> AsyncIterator[None]:
+        """Let the breaker decide whether the block may ask Hindsight, and learn from how it ends."""
+        is_probe = not self._breaker.closed
+        if self._breaker.opened or (is_probe and self._is_probing):
+            raise HindsightUnavailable("Hindsight failed several times; it is left alone for a moment.")
+        self._is_probing = self._is_probing or is_probe
+        try:
+            yield
+        except HindsightUnavailable as exc:
+            # A caller in a hurry proves nothing about Hindsight.
+            if exc.reached or timeout_s >= self._fair_timeout_s:
+                with contextlib.suppress(HindsightUnavailable), self._breaker:
+                    raise
+            raise
+        else:
+            # Only an answer closes the breaker; a caller that leaves (CancelledError) says nothing.
+            self._breaker.reset()
+        finally:
+            if is_probe:
+                self._is_probing = False
+
+    async def make_bank(self, bank: BankId) -> None:
+        """Create the bank with the settings recall is tuned for; harmless when it exists."""
+        async with _vendor_errors(self._retain_timeout_s):
+            await self._patient.acreate_bank(
+                bank,
+                enable_graph_retrieval=BANK_SETTINGS["enable_graph_retrieval"],
+                enable_temporal_retrieval=BANK_SETTINGS["enable_temporal_retrieval"],
+            )
+
+    async def retain(self, bank: BankId, items: Sequence[Item], operation: OperationId) -> None:
+        """Hand `items` to Hindsight's own durable queue under `operation`.
+
+        The same operation id in the same bank is the same operation (and its new content is
+        dropped), so that a repetition after a lost answer stores nothing twice.
+        """
+        async with _vendor_errors(self._retain_timeout_s):
+            await self._patient.aretain_batch(
+                bank, [_item(item) for item in items], retain_async=True, operation_id=operation
+            )
+
+    async def operation(self, bank: BankId, operation: OperationId) -> OperationStatus:
+        """How far the operation is."""
+        async with _vendor_errors(self._retain_timeout_s):
+            try:
+                response = await self._patient.operations.get_operation_status(
+                    bank, operation, _request_timeout=self._retain_timeout_s
+                )
+            except ApiException as exc:
+                if exc.status == 404:
+                    return "not_found"
+                raise
+        return cast("OperationStatus", response.status)
+
+    async def memories_in(self, bank: BankId, document: DocumentId) -> int:
+        """How many memories the document holds; 0 when there is no such document."""
+        async with _vendor_errors(self._retain_timeout_s):
+            try:
+                response = await self._patient.documents.get_document(
+                    bank, document, _request_timeout=self._retain_timeout_s
+                )
+            except ApiException as exc:
+                if exc.status == 404:
+                    return 0
+                raise
+        return response.memory_unit_count
+
+    async def check(self, timeout_s: float) -> None:
+        """Prove that Hindsight and its database answer, or raise."""
+        async with _vendor_errors(timeout_s):
+            await self._quick.monitoring.get_readiness(_request_timeout=timeout_s)
+
+
+@asynccontextmanager
+async def _vendor_errors(timeout_s: float) -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout(timeout_s):
+            yield
+    except ApiException as exc:
+        status = int(exc.status or 0)
+        if status in (408, 429, 499) or status >= 500:
+            raise HindsightUnavailable(
+                f"Hindsight answers {status}; try again soon.", retry_after_s=5, reached=status == 500
+            ) from exc
+        raise HindsightRejected(f"Hindsight refuses this with {status}.") from exc
+    except aiohttp.ClientResponseError as exc:  # bank create and config
+        if exc.status in (408, 429, 499) or exc.status >= 500:
+            raise HindsightUnavailable(
+                f"Hindsight answers {exc.status}; try again soon.", retry_after_s=5, reached=exc.status == 500
+            ) from exc
+        raise HindsightRejected(f"Hindsight refuses this with {exc.status}.") from exc
+    except (aiohttp.ClientError, OSError, TimeoutError) as exc:
+        raise HindsightUnavailable("Hindsight does not answer; try again soon.", retry_after_s=5) from exc
+    except (ValidationError, OpenApiException, ValueError, LookupError, TypeError) as exc:
+        # A 200 that is no JSON or of another shape: a proxy's page, another version, a broken server.
+        raise HindsightUnavailable(
+            "Hindsight answers something that cannot be read; check its URL and version.",
+            retry_after_s=30,
+            reached=True,
+        ) from exc
+
+
+def _item(item: Item) -> dict[str, Any]:
+    return {
+        "content": item.text,
+        "timestamp": item.said_at or None,
+        "context": item.context or None,
+        "metadata": dict(item.metadata) or None,
+        "document_id": item.document_id,
+        "tags": list(item.tags),
+        # The default scope would keep one observation per tag set: after a move, both cities.
+        "observation_scopes": "shared",
+    }
+
+
+def _recalled(result: RecallResult) -> Recalled:
+    scores = result.scores
+    return Recalled(
+        id=result.id,
+        text=result.text,
+        fact_type=result.type or "",
+        document_id=DocumentId(result.document_id) if result.document_id else None,
+        said_at=_moment(result.occurred_start) or _moment(result.mentioned_at),
+        metadata=result.metadata or {},
+        tags=tuple(result.tags or ()),
+        source_fact_ids=tuple(result.source_fact_ids or ()),
+        final=scores.final if scores else None,
+        semantic=scores.semantic if scores else None,
+        keyword=scores.keyword if scores else None,
+        reranker=scores.reranker if scores else None,
+    )
+
+
+def _moment(text: str | None) -> datetime | None:
+    if not text:
+        return None
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

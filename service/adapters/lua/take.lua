@@ -1,0 +1,66 @@
+-- The bank's frozen batch; if there is none, that of the conversation that is due and has waited longest.
+-- KEYS: claims, turns, conversations, batch
+-- ARGV: bank, token, id for a new batch, prefix of job keys, quiet ms, max wait ms, max turns
+-- Answers 'lost', nothing, or {fields of the batch, {document id, turn, ...}, now}.
+if not holds(KEYS[1], ARGV[1], ARGV[2]) then return 'lost' end
+local now, most = now_ms(), tonumber(ARGV[7])
+
+-- Those of the documents that were not forgotten, with what they say.
+local function turns_of(documents)
+  local found = {}
+  for document in string.gmatch(documents, '%S+') do
+    local turn = redis.call('HGET', KEYS[2], document)
+    if turn then
+      found[#found + 1] = document
+      found[#found + 1] = turn
+    end
+  end
+  return found
+end
+
+local frozen = redis.call('HGET', KEYS[4], 'documents')
+if frozen then
+  local turns = turns_of(frozen)
+  if #turns > 0 then return {redis.call('HGETALL', KEYS[4]), turns, now} end
+  redis.call('DEL', KEYS[4])
+end
+
+-- Leaves what is over the limit for the next batch.
+local function freeze(conversation, text)
+  local _, last, _, documents = waiting_of(text)
+  local waiting, taken, left = turns_of(documents), {}, {}
+  for i = 1, #waiting, 2 do
+    local part = i <= 2 * most and taken or left
+    part[#part + 1] = waiting[i]
+  end
+  if #left > 0 then
+    local _, first = head_of(waiting[2 * most + 2])
+    redis.call('HSET', KEYS[3], conversation, waiting_text(first, last, #left, table.concat(left, ' ')))
+  else
+    redis.call('HDEL', KEYS[3], conversation)
+  end
+  if #taken == 0 then return nil end
+  redis.call('HSET', KEYS[4], 'id', ARGV[3], 'conversation', conversation, 'attempts', 0, 'tries', 0,
+    'looks', 0, 'round', 0, 'solo', 0, 'processing_ms', 0, 'documents', table.concat(taken, ' '))
+  local turns = {}
+  for i = 1, 2 * #taken do turns[i] = waiting[i] end
+  for i = 2, #turns, 2 do
+    local _, _, job_id = head_of(turns[i])
+    local job = ARGV[4] .. job_id
+    if redis.call('EXISTS', job) == 1 then redis.call('HSET', job, 'status', 'retaining') end
+  end
+  return {redis.call('HGETALL', KEYS[4]), turns, now}
+end
+
+while true do
+  local all = redis.call('HGETALL', KEYS[3])
+  local chosen, oldest
+  for i = 1, #all, 2 do
+    local first, last, count = waiting_of(all[i + 1])
+    local due = due_ms(first, last, count, tonumber(ARGV[5]), tonumber(ARGV[6]), most)
+    if due <= now and (not oldest or first < oldest) then chosen, oldest = i, first end
+  end
+  if not chosen then return {} end
+  local batch = freeze(all[chosen], all[chosen + 1])
+  if batch then return batch end
+end

@@ -1,0 +1,362 @@
+"""The log of accepted turns, in Redis: the durable half of `add`.
+
+A turn is in exactly one place: waiting in its conversation's list, listed in the bank's frozen
+batch, or among the dead letters; what is in none of them is stored. Every step between them is one
+Lua script, so that a crash leaves either the state before or the state after, and each script may
+be run again when its reply was lost. Times are the Redis server's clock, in Unix milliseconds.
+
+Work is handed out by *claims*: `claim` gives due banks away under a growing token and moves their
+due time to the claim's end. A worker that dies simply lets the claim run out; one that comes back
+late holds an old token, and each writing script refuses it (`ClaimLost`).
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from importlib.resources import files
+from types import TracebackType
+from typing import Any, Literal, Self, cast
+
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import ExponentialBackoff
+from redis.commands.core import AsyncScript
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from service import keyspace
+from service.adapters.turns_types import (
+    Batch,
+    Claim,
+    Debounce,
+    Job,
+    JobStatus,
+    LogState,
+    NewTurn,
+    Turn,
+    batch_of,
+    payload_of,
+    turn_of,
+)
+from service.errors import ClaimLost, TurnsLogUnavailable
+from service.scope import BankId, ConversationId, DocumentId, JobId
+from service.settings import Settings
+
+__all__ = ["Batch", "Claim", "Debounce", "Job", "JobStatus", "LogState", "NewTurn", "Turn", "TurnsLog"]
+
+# A job that never ends is forgotten after this, long after its turns were seen to.
+_UNFINISHED_JOB_TTL_S = 90 * 86_400
+_BANK_MADE_TTL_S = 30 * 86_400
+_SWEEP_PAGE = 1000
+_SCRIPTS = (
+    "accept",
+    "claim",
+    "count_due",
+    "renew",
+    "take",
+    "postpone",
+    "settle",
+    "release",
+    "rearm",
+)
+
+
+class TurnsLog:
+    """Accepted turns and their jobs; open it as an async context manager.
+
+    Every method raises `TurnsLogUnavailable` when Redis does not answer within `timeout_s`, after
+    which the effect may or may not have happened; those that take a claim raise `ClaimLost` when
+    it is no longer the newest, and have done nothing then.
+    """
+
+    def __init__(
+        self, redis_url: str, debounce: Debounce, *, timeout_s: float = 2.0, claim_s: float = 10.0
+    ) -> None:
+        self._url = redis_url
+        self._debounce = debounce
+        self._timeout_s = timeout_s
+        self._claim_ms = int(claim_s * 1000)
+        self.claim_s = claim_s
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> Self:
+        """The log that API and worker share; they have to agree on the debounce."""
+        return cls(settings.redis_url, Debounce(settings.quiet_s, settings.max_wait_s, settings.batch_turns))
+
+    async def __aenter__(self) -> Self:
+        self._redis: Redis = Redis.from_url(
+            self._url,
+            decode_responses=True,
+            socket_timeout=self._timeout_s,
+            socket_connect_timeout=self._timeout_s,
+            # Scripts are safe to repeat; one quick repetition rides out a closed idle connection.
+            retry=Retry(ExponentialBackoff(cap=0.2, base=0.02), 1),
+            retry_on_error=[RedisConnectionError],
+            health_check_interval=15,
+        )
+        folder = files("service.adapters") / "lua"
+        common = (folder / "common.lua").read_text("utf-8")
+        self._scripts: dict[str, AsyncScript] = {
+            name: self._redis.register_script(common + (folder / f"{name}.lua").read_text("utf-8"))
+            for name in _SCRIPTS
+        }
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._redis.aclose()
+
+    async def accept(
+        self,
+        *,
+        job_id: JobId,
+        seen: str,
+        seen_ttl_s: int,
+        tenant: str,
+        bank: BankId,
+        conversation: ConversationId,
+        turns: Sequence[NewTurn],
+    ) -> tuple[Literal["queued", "duplicate"], JobId]:
+        """Write the turns of one request, or find the job of which they are a repetition.
+
+        `seen` is the digest that identifies the request for `seen_ttl_s` seconds. When this
+        returns, the turns are in the append-only file (as durable as its fsync setting).
+        """
+        status, known = await self._run(
+            "accept",
+            [
+                keyspace.seen(seen),
+                keyspace.job(job_id),
+                keyspace.turns(bank),
+                keyspace.conversations(bank),
+                keyspace.batch(bank),
+                keyspace.DUE,
+                keyspace.CLAIMS,
+                keyspace.CLAIM_NUMBER,
+                keyspace.DEAD,
+            ],
+            [
+                job_id,
+                seen_ttl_s,
+                _UNFINISHED_JOB_TTL_S,
+                tenant,
+                bank,
+                conversation,
+                *self._debounce.arguments,
+                *(value for turn in turns for value in (turn.document_id, payload_of(turn))),
+            ],
+        )
+        return status, JobId(known)
+
+    async def count_due(self) -> int:
+        """How many banks are due and not claimed."""
+        return int(await self._run("count_due", [keyspace.DUE], []))
+
+    async def claim(self, most: int) -> list[Claim]:
+        """Up to `most` due banks, oldest first, each claimed for `claim_s` seconds."""
+        flat = await self._run(
+            "claim", [keyspace.DUE, keyspace.CLAIMS, keyspace.CLAIM_NUMBER], [most, self._claim_ms]
+        )
+        return [Claim(BankId(bank), token) for bank, token in zip(flat[::2], flat[1::2], strict=True)]
+
+    async def renew(self, claim: Claim) -> None:
+        """Start the claim's time anew."""
+        await self._run_held(
+            "renew", [keyspace.CLAIMS, keyspace.DUE], [claim.bank, claim.token, self._claim_ms]
+        )
+
+    async def take(self, claim: Claim, new_batch_id: str) -> Batch | None:
+        """The bank's frozen batch, else due turns frozen under `new_batch_id`; None: nothing is due."""
+        reply = await self._run_held(
+            "take",
+            [
+                keyspace.CLAIMS,
+                keyspace.turns(claim.bank),
+                keyspace.conversations(claim.bank),
+                keyspace.batch(claim.bank),
+            ],
+            [claim.bank, claim.token, new_batch_id, keyspace.job(JobId("")), *self._debounce.arguments],
+        )
+        return batch_of(*reply) if reply else None
+
+    async def postpone(
+        self, claim: Claim, batch: Batch, *, job_status: Literal["waiting", "retaining"], reason: str
+    ) -> None:
+        """Keep how far `batch` has got and tell its jobs why (`reason` holds no content)."""
+        await self._run_held(
+            "postpone",
+            [keyspace.CLAIMS, keyspace.batch(claim.bank), *(keyspace.job(t.job_id) for t in batch.turns)],
+            [
+                claim.bank,
+                claim.token,
+                batch.id,
+                batch.attempts,
+                batch.tries,
+                batch.looks,
+                batch.round,
+                int(batch.is_solo),
+                batch.processing_ms,
+                job_status,
+                reason,
+            ],
+        )
+
+    async def settle(
+        self,
+        claim: Claim,
+        batch: Batch,
+        kept: Mapping[DocumentId, int],
+        *,
+        outcome: Literal["done", "failed"],
+        reason: str,
+        job_ttl_s: int,
+    ) -> None:
+        """End the turns in `kept` (document → memories kept): forgotten, or moved to the dead letters."""
+        ended = [turn for turn in batch.turns if turn.document_id in kept]
+        await self._run_held(
+            "settle",
+            [
+                keyspace.CLAIMS,
+                keyspace.turns(claim.bank),
+                keyspace.batch(claim.bank),
+                keyspace.DEAD,
+                *(keyspace.job(turn.job_id) for turn in ended),
+            ],
+            [
+                claim.bank,
+                claim.token,
+                batch.id,
+                outcome,
+                reason,
+                job_ttl_s,
+                *(value for turn in ended for value in (turn.document_id, kept[turn.document_id])),
+            ],
+        )
+
+    async def release(self, claim: Claim, *, retry_in_s: float = 0) -> None:
+        """Give the bank back; a frozen batch is looked at again in `retry_in_s`. Never raises `ClaimLost`."""
+        await self._run(
+            "release",
+            [keyspace.CLAIMS, keyspace.DUE, keyspace.conversations(claim.bank), keyspace.batch(claim.bank)],
+            [claim.bank, claim.token, int(retry_in_s * 1000), *self._debounce.arguments],
+        )
+
+    async def sweep(self) -> int:
+        """Find work and claims of banks that are not on the list and put them back; how many banks were.
+
+        Walks through all keys page by page, and never holds Redis up for longer than one page.
+        """
+        rearmed = 0
+        cursor = 0
+        prefixes = tuple(key(BankId("")) for key in (keyspace.turns, keyspace.conversations, keyspace.batch))
+        while True:
+            async with self._redis_errors():
+                cursor, keys = await self._redis.scan(cursor, match="mem:[tcb]*:*", count=_SWEEP_PAGE)
+            banks = {BankId(key.removeprefix(p)) for key in keys for p in prefixes if key.startswith(p)}
+            rearmed += await self._rearm(banks)
+            if not cursor:
+                break
+        while True:
+            async with self._redis_errors():
+                cursor, claims = await self._redis.hscan(keyspace.CLAIMS, cursor, count=_SWEEP_PAGE)
+            rearmed += await self._rearm({BankId(bank) for bank in claims})
+            if not cursor:
+                return rearmed
+
+    async def _rearm(self, banks: set[BankId]) -> int:
+        ordered = sorted(banks)
+        if not ordered:
+            return 0
+        async with self._redis_errors():
+            scores = await self._redis.zmscore(keyspace.DUE, cast("Any", ordered))
+        rearmed = 0
+        for bank in (bank for bank, score in zip(ordered, scores, strict=True) if score is None):
+            rearmed += await self._run(
+                "rearm",
+                [
+                    keyspace.DUE,
+                    keyspace.CLAIMS,
+                    keyspace.turns(bank),
+                    keyspace.conversations(bank),
+                    keyspace.batch(bank),
+                ],
+                [bank],
+            )
+        return rearmed
+
+    async def pending(self, bank: BankId) -> list[Turn]:
+        """Accepted turns that Hindsight may not know yet, in order of acceptance."""
+        async with self._redis_errors():
+            fields = await cast("Any", self._redis.hgetall(keyspace.turns(bank)))
+        return sorted((turn_of(d, value) for d, value in fields.items()), key=lambda turn: turn.number)
+
+    async def job(self, job_id: JobId) -> Job | None:
+        """The job, or None when there is none or it is long over."""
+        async with self._redis_errors():
+            fields: dict[str, str] = await cast("Any", self._redis.hgetall(keyspace.job(job_id)))
+        if "status" not in fields:
+            return None
+        finished = fields.get("finished_ms")
+        return Job(
+            job_id=job_id,
+            tenant=fields["tenant"],
+            bank=BankId(fields["bank"]),
+            status=cast("JobStatus", fields["status"]),
+            memories_kept=int(fields["kept"]),
+            reason=fields.get("reason", ""),
+            accepted_ms=int(fields["accepted_ms"]),
+            finished_ms=int(finished) if finished else None,
+        )
+
+    async def is_bank_made(self, bank: BankId) -> bool:
+        """Whether Hindsight is known to have this bank with our settings."""
+        async with self._redis_errors():
+            return bool(await self._redis.exists(keyspace.bank_made(bank)))
+
+    async def note_bank_made(self, bank: BankId) -> None:
+        """Remember that Hindsight has this bank."""
+        async with self._redis_errors():
+            await self._redis.set(keyspace.bank_made(bank), "1", ex=_BANK_MADE_TTL_S)
+
+    async def check(self) -> LogState:
+        """How the log stands; also proves that it can be written to."""
+        async with self._redis_errors():
+            pipe = self._redis.pipeline(transaction=False)
+            pipe.incr(keyspace.CLAIM_NUMBER)
+            pipe.time()
+            pipe.zrange(keyspace.DUE, 0, 0, withscores=True)
+            pipe.zcard(keyspace.DUE)
+            pipe.hlen(keyspace.DEAD)
+            pipe.exists(keyspace.ARQ_HEALTH)
+            _, (seconds, micros), oldest, banks, dead, worker = await pipe.execute()
+        now_ms = int(seconds) * 1000 + int(micros) // 1000
+        overdue_s = max(0.0, (now_ms - oldest[0][1]) / 1000) if oldest else 0.0
+        return LogState(
+            overdue_s=overdue_s, waiting_banks=banks, dead_letters=dead, is_worker_alive=bool(worker)
+        )
+
+    async def _run(self, name: str, keys: Sequence[str], args: Sequence[str | int | float]) -> Any:
+        async with self._redis_errors():
+            return await self._scripts[name](keys=keys, args=args)
+
+    async def _run_held(self, name: str, keys: Sequence[str], args: Sequence[str | int | float]) -> Any:
+        reply = await self._run(name, keys, args)
+        if reply == "lost":
+            raise ClaimLost("Another worker has this bank.")
+        return reply
+
+    @asynccontextmanager
+    async def _redis_errors(self) -> AsyncIterator[None]:
+        try:
+            # The client's own limit is one per step (connect, send, read, repeat); this is one for all.
+            async with asyncio.timeout(self._timeout_s):
+                yield
+        except (RedisConnectionError, RedisTimeoutError, OSError, TimeoutError) as exc:
+            raise TurnsLogUnavailable("The queue does not answer; try again soon.", retry_after_s=5) from exc
+        except RedisError as exc:
+            # Out of memory, read-only, loading: nothing was written, and it can pass.
+            raise TurnsLogUnavailable(
+                "The queue cannot take writes now; try again soon.", retry_after_s=15
+            ) from exc

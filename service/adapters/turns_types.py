@@ -1,0 +1,150 @@
+"""What the turns log takes and gives: plain data, and how it is written in Redis."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from service.scope import BankId, ConversationId, DocumentId, JobId
+
+JobStatus = Literal["queued", "waiting", "retaining", "done", "failed", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True)
+class NewTurn:
+    """One document to be: `text` is what is stored, `said_at` ISO 8601 or empty for "now"."""
+
+    document_id: DocumentId
+    text: str
+    said_at: str = ""
+    tags: tuple[str, ...] = ()
+    metadata: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """An accepted turn; `number` orders all turns, `accepted_ms` is Unix milliseconds."""
+
+    document_id: DocumentId
+    number: int
+    accepted_ms: int
+    job_id: JobId
+    conversation: ConversationId
+    text: str
+    said_at: str
+    tags: tuple[str, ...]
+    metadata: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Turns of one conversation on their way to Hindsight; there is always at least one.
+
+    `attempts` counts tries that count against the turns, `tries` all failed ones in a row, `looks`
+    how often the running operation was looked at in vain. `round` grows when an operation ended
+    badly and has to be started under a new id; `is_solo` says that each turn goes alone, to find
+    the one that is to blame. `processing_ms` is when the operation was first seen being worked on
+    (0: not yet), `loaded_ms` when the log answered this; both are the log's clock.
+    """
+
+    id: str
+    conversation: ConversationId
+    turns: tuple[Turn, ...]
+    attempts: int = 0
+    tries: int = 0
+    looks: int = 0
+    round: int = 0
+    is_solo: bool = False
+    processing_ms: int = 0
+    loaded_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The right to work on a bank until the claim ends."""
+
+    bank: BankId
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """State of the storing of one request; times are Unix milliseconds, None: not yet."""
+
+    job_id: JobId
+    tenant: str
+    bank: BankId
+    status: JobStatus
+    memories_kept: int
+    reason: str
+    accepted_ms: int
+    finished_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class LogState:
+    """Health of the log: seconds the oldest due bank is overdue, banks waiting, dead letters, heartbeat."""
+
+    overdue_s: float
+    waiting_banks: int
+    dead_letters: int
+    is_worker_alive: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Debounce:
+    """When a conversation is due: quiet for `quiet_s`, or after `max_wait_s`, or with `max_turns` turns."""
+
+    quiet_s: float
+    max_wait_s: float
+    max_turns: int
+
+    @property
+    def arguments(self) -> tuple[int, int, int]:
+        """Quiet ms, longest wait ms, most turns, as the scripts take them."""
+        return int(self.quiet_s * 1000), int(self.max_wait_s * 1000), self.max_turns
+
+
+def payload_of(turn: NewTurn) -> str:
+    """What a turn says, as the log keeps it."""
+    body = {
+        "text": turn.text,
+        "at": turn.said_at,
+        "tags": turn.tags,
+        "meta": dict(turn.metadata or {}),
+    }
+    return json.dumps(body, ensure_ascii=False, separators=(",", ":"))
+
+
+def turn_of(document_id: str, value: str) -> Turn:
+    """A turn as `accept.lua` has written it."""
+    number, accepted_ms, job_id, conversation, payload = value.split("\n", 4)
+    body = json.loads(payload)
+    return Turn(
+        document_id=DocumentId(document_id),
+        number=int(number),
+        accepted_ms=int(accepted_ms),
+        job_id=JobId(job_id),
+        conversation=ConversationId(conversation),
+        text=body["text"],
+        said_at=body["at"],
+        tags=tuple(body["tags"]),
+        metadata=body["meta"],
+    )
+
+
+def batch_of(flat_fields: Sequence[str], flat_turns: Sequence[str], now_ms: int) -> Batch:
+    """A batch as `take.lua` answers it: its fields, then document ids and turns, both flat."""
+    fields = dict(zip(flat_fields[::2], flat_fields[1::2], strict=True))
+    return Batch(
+        id=fields["id"],
+        conversation=ConversationId(fields["conversation"]),
+        turns=tuple(turn_of(d, value) for d, value in zip(flat_turns[::2], flat_turns[1::2], strict=True)),
+        attempts=int(fields["attempts"]),
+        tries=int(fields["tries"]),
+        looks=int(fields["looks"]),
+        round=int(fields["round"]),
+        is_solo=fields["solo"] == "1",
+        processing_ms=int(fields["processing_ms"]),
+        loaded_ms=now_ms,
+    )

@@ -1,0 +1,103 @@
+"""The Redis-compatible server of the local stack: Valkey, durable, closed to other local users.
+
+Durability: a write is answered only after it was appended to the AOF *and* fsynced (`appendfsync always`),
+so an accepted turn survives kill -9 and a power cut. Under `everysec` the append itself is put off for up to
+two seconds while an earlier fsync runs: a kill -9 could lose what was acknowledged. All writes of one turn of
+the server's loop share one fsync; reads cause none. When the disk is full the server ends rather than
+acknowledge, and is started again.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from service.embedded import environment, packages, sockets
+from service.embedded.data_dir import DataDir, write_private
+from service.embedded.probes import Address, redis_says
+from service.embedded.supervisor import ChildSpec
+
+NAME = "redis"
+
+# Paths are relative to the server's folder: a configuration file has no safe quoting for every name.
+_CONFIG = """\
+# Written at every start by `dify-memory up`; changes here are lost.
+daemonize no
+{listen}
+dir ./
+logfile ""
+loglevel notice
+appendonly yes
+appendfsync always
+no-appendfsync-on-rewrite no
+save ""
+maxmemory 0
+maxmemory-policy noeviction
+"""
+
+
+@dataclass(frozen=True)
+class RedisServer:
+    """Where the server listens and what a client needs to log in."""
+
+    address: Address
+    password: str | None
+
+    @property
+    def url(self) -> str:
+        """URL for clients, with the password if there is one."""
+        if self.address.socket is not None:
+            return f"unix://{self.address.socket}"
+        return f"redis://:{self.password}@{self.address.host}:{self.address.port}/0"
+
+
+def socket_path(data: DataDir) -> Path | None:
+    """Path of the unix socket; None if it would not fit and a loopback port is needed."""
+    path = data.sockets / "redis.sock"
+    return path if sockets.fits(path) else None
+
+
+def redis_server(data: DataDir, port: int) -> RedisServer:
+    """The server on its unix socket, or else on loopback `port` with a password."""
+    socket = socket_path(data)
+    if socket is not None:
+        return RedisServer(Address(socket=socket), None)
+    return RedisServer(Address(port=port), data.secret("redis_password"))
+
+
+def spec(data: DataDir, server: RedisServer, base_env: Mapping[str, str]) -> ChildSpec:
+    """How to run it.
+
+    Raises:
+        LocalStackError: the program is not installed.
+    """
+    folder = data.root / "redis"
+
+    async def prepare() -> None:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        if server.address.socket is not None:
+            listen = "port 0\nunixsocket ../run/redis.sock\nunixsocketperm 700"
+        else:
+            listen = f"bind {server.address.host}\nport {server.address.port}\nrequirepass {server.password}"
+        # The password is in a private file, not in the command line that every local user can read.
+        write_private(folder / "valkey.conf", _CONFIG.format(listen=listen))
+
+    async def is_ready(_: int) -> bool:
+        return await redis_says(server.address, server.password) == b"+PONG"
+
+    async def is_alive(_: int) -> bool:
+        return bool(await redis_says(server.address, server.password))
+
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return ChildSpec(
+        name=NAME,
+        command=[str(packages.valkey_server()), "valkey.conf"],
+        env=environment.for_server(base_env),
+        cwd=folder,
+        log=data.logs / "redis.log",
+        is_ready=is_ready,
+        is_alive=is_alive,
+        prepare=prepare,
+        # A large AOF is read back before the first PONG.
+        ready_timeout_s=300,
+        stop_timeout_s=20,
+    )

@@ -1,0 +1,150 @@
+"""How fast is an answer from the cache?
+
+One run, one machine: our API, a raw ASGI app that answers the same bytes, FastAPI with redis-py. Rounds
+go A B C, A B C …, and each ratio is taken within its round, so that a machine that gets slower
+meanwhile does not look like a result.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+
+import httpx
+from redis.asyncio import Redis
+
+from tests.bench.load import Load, measure, request_bytes
+from tests.fakes.hindsight import HindsightStandIn
+from tests.support import ServerProcess, free_port, valkey
+
+KEY = "bench-key-0123456789"
+HEADERS = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
+_STORED = "bench:body"
+_MEMORIES = (
+    "I live in Lisbon and work as a backend engineer on payment systems, mostly in Go.",
+    "My daughter started school in September and I can only meet after nine in the morning.",
+    "I am allergic to peanuts, please never suggest a restaurant without checking for that.",
+    "For the marathon in October I run four times a week and rest on Mondays and Fridays.",
+    "Answer in short bullet points, I read your messages on my phone on the train to work.",
+)
+_QUERY = "Where do I live, what do I do for work, and when can I meet in the morning?"
+
+
+@contextlib.asynccontextmanager
+async def server(*argv: str, port: int, env: Mapping[str, str], log: Path) -> AsyncIterator[str]:
+    """A server process of this interpreter; its base URL."""
+    url = f"http://127.0.0.1:{port}"
+
+    async def answers() -> bool:
+        async with httpx.AsyncClient() as client:
+            reply = await client.get(f"{url}/health/live")
+        return reply.status_code < 500
+
+    process = ServerProcess([sys.executable, *argv], log_path=log, is_ready=answers, env=env)
+    await process.start()
+    try:
+        yield url
+    finally:
+        await process.stop()
+
+
+def body_of(user: str) -> bytes:
+    """A recall as a template sends it."""
+    return json.dumps({"user_id": user, "query": _QUERY, "conversation_id": "c-1"}).encode()
+
+
+async def fill(url: str, users: Sequence[str]) -> bytes:
+    """Give each user memories and a cached answer; the reply of the last one, from the cache."""
+    reply = b""
+    async with httpx.AsyncClient(base_url=url, headers=HEADERS, timeout=30) as client:
+        for user in users:
+            for number, text in enumerate(_MEMORIES):
+                added = await client.post(
+                    "/memory/add", json={"user_id": user, "user_message": text, "turn_id": str(number)}
+                )
+                assert added.status_code == 202, added.text
+            await client.post("/memory/recall", content=body_of(user))
+            cached = await client.post("/memory/recall", content=body_of(user))
+            assert cached.json()["cached"], cached.text
+            assert cached.json()["count"], cached.text
+            reply = cached.content
+    return reply
+
+
+async def run(rounds: int, seconds: float, connections: Sequence[int], users: int = 1) -> dict[str, float]:
+    """Names → medians over `rounds`: ratios of requests a second unless the name has a unit."""
+    results: dict[str, float] = {}
+    async with contextlib.AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        redis = await stack.enter_async_context(valkey(folder / "redis"))
+        hindsight = await stack.enter_async_context(HindsightStandIn())
+        port = free_port()
+        env = {
+            **os.environ,
+            "MEMORY_API_KEY": KEY,
+            "MEMORY_PORT": str(port),
+            "MEMORY_REDIS_URL": redis.url,
+            "MEMORY_HINDSIGHT_URL": hindsight.url,
+            "MEMORY_MIN_SCORE": "0",
+            "MEMORY_CACHE_TTL_S": "3600",
+        }
+        ours = await stack.enter_async_context(
+            server("-m", "service.cli.main", "serve", port=port, env=env, log=folder / "api.log")
+        )
+        names = [f"bench-user-{number}" for number in range(users)]
+        reply = await fill(ours, names)
+        await _store(redis.url, reply)
+        (folder / "body.json").write_bytes(reply)
+        urls = {"ours": ours}
+        for app in ("raw", "fastapi"):
+            port = free_port()
+            argv = ("-m", "tests.bench.references", app, "--port", str(port), "--redis-url", redis.url)
+            urls[app] = await stack.enter_async_context(
+                server(
+                    *argv, "--body", str(folder / "body.json"), "--key", _STORED,
+                    port=port, env=os.environ, log=folder / f"{app}.log",
+                )
+            )  # fmt: skip
+        for many in connections:
+            loads: dict[str, list[Load]] = {name: [] for name in urls}
+            for _ in range(rounds):
+                for name, url in urls.items():
+                    wire = [request_bytes(url, "/memory/recall", HEADERS, body_of(user)) for user in names]
+                    load = await asyncio.to_thread(measure, url, wire, connections=many, seconds=seconds)
+                    assert not load.failures, f"{name}: {load.failures} failures"
+                    loads[name].append(load)
+            results |= _summary(loads, many)
+    return results
+
+
+def _summary(loads: Mapping[str, Sequence[Load]], connections: int) -> dict[str, float]:
+    ours = loads["ours"]
+
+    def ratio(reference: str) -> float:
+        pairs = zip(ours, loads[reference], strict=True)
+        return round(statistics.median(a.per_s / b.per_s for a, b in pairs), 3)
+
+    return {
+        f"recall_hit_vs_raw_asgi_c{connections}": ratio("raw"),
+        f"recall_hit_vs_fastapi_redis_c{connections}": ratio("fastapi"),
+        f"recall_hit_per_s_c{connections}": round(statistics.median(load.per_s for load in ours)),
+        f"recall_hit_p50_ms_c{connections}": round(statistics.median(load.p50_ms for load in ours), 3),
+        f"recall_hit_p99_ms_c{connections}": round(statistics.median(load.p99_ms for load in ours), 3),
+        f"raw_asgi_per_s_c{connections}": round(statistics.median(load.per_s for load in loads["raw"])),
+    }
+
+
+async def _store(url: str, body: bytes) -> None:
+    redis = Redis.from_url(url)
+    await redis.set(_STORED, body)
+    await redis.aclose()
+
+
+if __name__ == "__main__":
+    found = asyncio.run(run(rounds=int(os.environ.get("ROUNDS", "3")), seconds=2, connections=(32,)))
+    sys.stdout.write(json.dumps(found, indent=2) + "\n")

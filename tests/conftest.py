@@ -1,0 +1,39 @@
+"""Fixtures for all tests: real parts, each test with users of its own."""
+
+import secrets
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.support import RedisServer, valkey
+
+# Failed checks of the stand-in show their values.
+pytest.register_assert_rewrite("tests.fakes.hindsight_checks")
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """asyncio: arq and the Hindsight client know no other."""
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
+async def redis_server(
+    anyio_backend: str, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[RedisServer]:
+    """A real Redis-compatible server for one test module."""
+    async with valkey(tmp_path_factory.mktemp("redis") / "data") as server:
+        yield server
+
+
+@pytest.fixture
+def user() -> str:
+    """A user id that no other test has."""
+    return f"user-{secrets.token_hex(6)}"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder of the test's own."""
+    return tmp_path
