@@ -136,7 +136,7 @@ class RecallRequest(Request):
         -1, ge=-1, le=1, description="Least relevance from 0 to 1; -1: the server's own floor."
     )
     budget: Annotated[Literal["low", "mid", "high"], BeforeValidator(_choice)] = Field(
-        "low", description="How many candidates are looked at: low, mid or high."
+        "mid", description="How many candidates are looked at: low, mid or high."
     )
     tags: str = Field("", max_length=2000, description="Only memories with these tags, separated by commas.")
     tags_match: Annotated[Literal["all", "any"], BeforeValidator(_choice)] = Field(

@@ -37,7 +37,10 @@ _PENDING_RECENCY = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One recall with everything that changes its answer; `query` is normalised."""
+    """One recall with everything that changes its answer; `query` is normalised.
+
+    `is_strict`: the caller asked for the floor, so that what cannot be measured falls, too.
+    """
 
     bank: BankId
     query: str
@@ -46,6 +49,7 @@ class Question:
     max_total_chars: int
     kinds: tuple[str, ...]
     min_score: float
+    is_strict: bool
     budget: Budget
     tags: tuple[str, ...]
     tags_match: TagsMatch
@@ -78,6 +82,7 @@ def question_of(request: RecallRequest, bank: BankId, query: str, default_min_sc
         max_total_chars=request.max_total_chars,
         kinds=request.kind_list,
         min_score=default_min_score if request.min_score < 0 else request.min_score,
+        is_strict=request.min_score > 0,
         budget=request.budget,
         tags=request.tag_list,
         tags_match="all_strict" if request.tags_match == "all" else "any_strict",
@@ -171,8 +176,9 @@ class Answerer:
         """The best of both, best first.
 
         Accepted turns have no score yet: they are ranked among themselves, by the words they share with
-        the query (one at least, if there is a floor) and by age. The best of them are sure of half the
-        places, since what was said last is what a user expects to be remembered.
+        the query and by age. The best of them are sure of half the places, since what was said last is
+        what a user expects to be remembered; those that share no word take places that are left, unless
+        the caller asked for a floor.
         """
         now = datetime.now(UTC)
         known = rank(
@@ -191,8 +197,8 @@ class Answerer:
             now=now,
             recency_weight=_PENDING_RECENCY,
         )
-        fitting = [scored for scored in new.kept if scored.relevance > 0 or question.min_score <= 0]
-        sure = fitting[: question.top_k // 2]
+        fitting = [scored for scored in new.kept if scored.relevance > 0 or not question.is_strict]
+        sure = [scored for scored in fitting if scored.relevance > 0][: question.top_k // 2]
         rest = sorted([*known.kept, *fitting[len(sure) :]], key=_relevance, reverse=True)
         kept = sorted([*sure, *rest[: question.top_k - len(sure)]], key=_relevance, reverse=True)
         return Ranked(tuple(kept), known.filtered_count + len(new.kept) - len(fitting))

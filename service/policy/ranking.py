@@ -41,6 +41,11 @@ _BM25_K1: Final = 1.2
 _BM25_B: Final = 0.4
 _DUPLICATE_OVERLAP: Final = 0.85
 _RECENCY_HALF_LIFE_DAYS: Final = 90.0
+# Of somebody of whom hardly anything is known, all that is known fits into the answer, and there is nothing
+# the best memory could stand out from: a question about oneself gets the benefit of the doubt.
+_FEW: Final = 10
+_FEW_BONUS: Final = 3.5
+_ABOUT_SELF: Final = regex.compile(r"[我俺咱]|\b(?:i|i['’]\p{L}+|my|me|mine|myself)\b", regex.IGNORECASE)
 
 _ANY_WORD: Final = regex.compile(r"[\p{L}\p{N}]")
 # Two texts that differ in one of these do not say the same thing, however much else they share.
@@ -274,6 +279,8 @@ def _answered(query: str, cosines: Sequence[float], logit: float, calibration: C
     """How likely the best candidate answers the query, 0 to 1. `cosines` are sorted, the best one first."""
     best = cosines[0]
     logit += calibration.bias
+    if len(cosines) < _FEW and _ABOUT_SELF.search(query):
+        logit += _FEW_BONUS * (1 - len(cosines) / _FEW)
     others = list(cosines[_FOLLOWING])
     if calibration.unrelated is None or calibration.unrelated_han is None:
         standout = _USUAL_STANDOUT  # Nothing to compare with: the words decide.

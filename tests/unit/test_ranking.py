@@ -312,3 +312,13 @@ def test_the_measures_count_what_they_say() -> None:
     assert figures["words_at_5"].mean == 0.5
     assert figures["characters"].mean == 10
     assert figures["withheld"].mean == 1
+
+
+def test_a_question_about_oneself_gets_the_benefit_of_the_doubt_while_little_is_known() -> None:
+    calibration = calibration_for("multilingual-e5-small")
+    # The cosine of "Where do I live?" in Chinese and "works in Hangzhou": related, and no higher than chance.
+    only = (Candidate("city", "用户在杭州做后端", semantic=0.839),)
+    assert [s.candidate.id for s in rank("我住在哪里？", only, calibration=calibration).kept] == ["city"]
+    assert not rank("推荐一部电影", only, calibration=calibration).kept
+    crowd = (*only, *(Candidate(f"o{i}", f"别的事情{i}", semantic=0.835) for i in range(30)))
+    assert not rank("我住在哪里？", crowd, calibration=calibration).kept

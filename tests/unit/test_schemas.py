@@ -32,7 +32,7 @@ def test_defaults_of_recall() -> None:
         "max_total_chars": 0,
         "kinds": "",
         "min_score": -1,
-        "budget": "low",
+        "budget": "mid",
         "tags": "",
         "tags_match": "all",
         "conversation_id": "",
