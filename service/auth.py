@@ -20,6 +20,8 @@ Scope = Literal["recall", "add", "review", "forget", "chat", "admin"]
 ALL_SCOPES: frozenset[Scope] = frozenset({"recall", "add", "review", "forget", "chat", "admin"})
 
 _PREFIXES = ("bearer ", "basic ", "token ")
+_LONGEST_PREFIX = max(map(len, _PREFIXES))
+_BARE_PREFIXES = frozenset(prefix.strip() for prefix in _PREFIXES)
 _KEY_HEADERS = (b"authorization", b"x-api-key", b"api-key")
 _KEY_PARAMETER = "api_key"
 
@@ -106,9 +108,9 @@ def _text(raw: bytes) -> str:
 def _bare(value: str) -> str:
     """The key without its prefixes, however often they are repeated."""
     value = value.strip()
-    while value.lower().startswith(_PREFIXES):
+    while value[:_LONGEST_PREFIX].lower().startswith(_PREFIXES):
         value = value.split(" ", 1)[1].strip()
-    return "" if value.lower() in ("bearer", "basic", "token") else value
+    return "" if len(value) < _LONGEST_PREFIX and value.lower() in _BARE_PREFIXES else value
 
 
 def _digest(key: str) -> bytes:

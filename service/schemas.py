@@ -49,7 +49,7 @@ def _optional_id(value: object) -> object:
 
 def _sound(value: object) -> object:
     """Without lone surrogates, which JSON can carry and UTF-8 cannot; halves of one character are joined."""
-    if isinstance(value, str):
+    if isinstance(value, str) and not value.isascii():
         return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "ignore")
     return value
 

@@ -28,6 +28,8 @@ _PLACEHOLDERS = frozenset({"default-user", "null", "none", "undefined", "nil", "
 # 0.8) without them.
 _UNRESOLVED = re.compile(r"\{\{#?[^{}]*#?\}\}|(?:sys|env|conversation)\.[A-Za-z_][A-Za-z0-9_]*")
 _REFERENCE = re.compile(r"\{\{#[^{}]*#\}\}")
+# How each of these words and references begins, in both cases: most ids need no closer look.
+_ABSENT_STARTS = frozenset("dDnNuU{sec")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
@@ -36,8 +38,10 @@ _OPERATIONS = uuid.UUID("6a0d6f0c-5a0e-5c39-9b68-6d656d6f7279")
 
 def _digest(kind: str, *parts: str) -> str:
     """192 bits, as 48 hexadecimal digits, over the kind and the length-prefixed parts."""
-    raw = [part.encode("utf-8", "surrogatepass") for part in (kind, *parts)]
-    pieces = [piece for part in raw for piece in (len(part).to_bytes(8, "big"), part)]
+    pieces: list[bytes] = []
+    for part in (kind, *parts):
+        raw = part.encode("utf-8", "surrogatepass")
+        pieces += (len(raw).to_bytes(8, "big"), raw)
     return hashlib.sha256(b"".join(pieces)).hexdigest()[:48]
 
 
@@ -48,16 +52,22 @@ def is_absent(value: str) -> bool:
     first look like repetitions, so it has to count as absent.
     """
     stripped = value.strip()
-    return not stripped or stripped.casefold() in _PLACEHOLDERS or bool(_UNRESOLVED.fullmatch(stripped))
+    if not stripped:
+        return True
+    if stripped[0] not in _ABSENT_STARTS:
+        return False
+    return stripped.casefold() in _PLACEHOLDERS or bool(_UNRESOLVED.fullmatch(stripped))
 
 
 def holds_reference(value: str) -> bool:
     """Whether part of an id is a reference Dify could not resolve: `app1-{{#sys.user_id#}}` is everybody."""
-    return bool(_REFERENCE.search(value))
+    return "{{#" in value and bool(_REFERENCE.search(value))
 
 
 def _is_blank(value: str) -> bool:
     """Whether nothing in it can be seen: white space, and marks without width (U+200B, U+FEFF)."""
+    if value[:1].isalnum():
+        return False
     return all(char.isspace() or unicodedata.category(char) == "Cf" for char in value)
 
 
@@ -70,11 +80,12 @@ def checked_user_id(raw: str, *, allow_anonymous: bool = False) -> str:
         raise IdentityRequired("Send the user's id in user_id, for example {{#sys.user_id#}} in Dify.")
     if len(raw) > MAX_ID_CHARS:
         raise IdentityRequired(f"user_id may have at most {MAX_ID_CHARS} characters.")
-    if _CONTROL.search(raw) or _SURROGATE.search(raw):
+    # None of these characters is printable; most ids are.
+    if not raw.isprintable() and (_CONTROL.search(raw) or _SURROGATE.search(raw)):
         raise IdentityRequired("user_id holds control characters or broken Unicode; send a plain id.")
     if _UNRESOLVED.fullmatch(raw.strip()) or holds_reference(raw):
         raise IdentityRequired("user_id is a variable reference that Dify did not resolve; check its name.")
-    if not allow_anonymous and raw.strip().casefold() in _PLACEHOLDERS:
+    if not allow_anonymous and is_absent(raw) and raw.strip().casefold() in _PLACEHOLDERS:
         raise IdentityRequired(
             "user_id is a placeholder that everybody shares (Dify sends DEFAULT-USER when the API call "
             "has no `user`); send the person's own id, or set MEMORY_ALLOW_ANONYMOUS_USERS."

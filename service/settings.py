@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from pydantic import AfterValidator, Field, SecretStr
+from pydantic import AfterValidator, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
@@ -149,3 +149,12 @@ class Settings(BaseSettings):
     def effective_cache_redis_url(self) -> str:
         """URL of the Redis that holds cached answers."""
         return self.cache_redis_url or self.redis_url
+
+
+def explain(error: ValidationError) -> str:
+    """Which settings are wrong and why, without their values."""
+    lines = [
+        f"MEMORY_{'.'.join(str(part) for part in item['loc']).upper()}: {item['msg']}"
+        for item in error.errors(include_input=False, include_url=False)
+    ]
+    return "These settings are not valid:\n  " + "\n  ".join(lines)

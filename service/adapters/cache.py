@@ -17,10 +17,9 @@ import math
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
 from time import time
 from types import TracebackType
-from typing import Self, cast
+from typing import NamedTuple, Self, cast
 
 from hiredis import HiredisError
 from redis.exceptions import RedisError
@@ -57,8 +56,7 @@ return 1
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Epochs:
+class Epochs(NamedTuple):
     """Write and purge epoch of a bank, and the server they are kept by."""
 
     write: bytes
@@ -66,8 +64,7 @@ class Epochs:
     server: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(NamedTuple):
     """What a look-up found: the epochs, a current answer, one that is only good as a last resort."""
 
     epochs: Epochs | None
@@ -109,13 +106,13 @@ class RecallCache:
     async def find(self, bank: BankId, question: str, ends: float) -> Found:
         """Epochs and answer in one round trip; waits no longer than until `ends` (the loop's time)."""
         try:
-            async with asyncio.timeout_at(min(ends, self._loop.time() + self._patience_s)):
-                write, purge, value = await self._redis.execute(
-                    b"MGET",
-                    keyspace.write_epoch(bank).encode(),
-                    keyspace.purge_epoch(bank).encode(),
-                    keyspace.recall(bank, question).encode(),
-                )
+            write, purge, value = await self._redis.execute_by(
+                min(ends, self._loop.time() + self._patience_s),
+                b"MGET",
+                keyspace.write_epoch(bank).encode(),
+                keyspace.purge_epoch(bank).encode(),
+                keyspace.recall(bank, question).encode(),
+            )
         except _TROUBLE as exc:
             raise CacheUnavailable("The cache does not answer.") from exc
         if write is None or purge is None:

@@ -5,12 +5,13 @@ system call a command. On the recall hit path, where nothing but one `MGET` is a
 the time. Here a command is appended to a buffer that is written once per turn of the event loop, and
 hiredis takes the replies apart.
 
-It knows no retries and no time-outs of its own: a caller that gives up cancels its future, and its
-reply is dropped when it comes. A server that stays silent is cut off, so that waiting futures end.
+It knows no retries. A caller that gives up cancels its future, or says beforehand until when it waits,
+and its reply is dropped when it comes. A server that stays silent is cut off, so that waiting futures end.
 """
 
 import asyncio
 import contextlib
+import math
 import ssl
 from collections import deque
 from types import TracebackType
@@ -23,6 +24,8 @@ _CONNECT_TIMEOUT_S = 2.0
 # Nothing is heard for this long while something is awaited: the connection is dead.
 _SILENCE_S = 1.0
 _RECONNECT_PAUSE_S = 0.05
+# Timers of uvloop are this coarse; one that comes early must not be set again for no time at all.
+_TICK_S = 0.001
 _RUN_ID = b"\nrun_id:"
 _RUN_ID_BYTES = 16
 # A server that does not tell its run id (a proxy, a narrow ACL).
@@ -66,6 +69,14 @@ class PipelinedRedis:
         if protocol is None or protocol.is_lost:
             protocol = await self._connected()
         return await protocol.send(command)
+
+    async def execute_by(self, ends: float, *command: bytes) -> Any:
+        """`execute`, but `TimeoutError` at `ends` (the loop's time); all who wait share one timer."""
+        protocol = self._protocol
+        if protocol is None or protocol.is_lost:
+            async with asyncio.timeout_at(ends):
+                protocol = await self._connected()
+        return await protocol.send(command, ends)
 
     def post(self, *command: bytes) -> None:
         """Send a command whose reply nobody waits for; without a connection it is dropped."""
@@ -139,18 +150,21 @@ class _Protocol(asyncio.Protocol):
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._reader = hiredis.Reader()
-        self._waiting: deque[asyncio.Future[Any]] = deque()
+        # Whose turn it is next, and until when each waits.
+        self._waiting: deque[tuple[asyncio.Future[Any], float]] = deque()
         self._outgoing: list[bytes] = []
         self._heard_at = 0.0
         self._watch: asyncio.TimerHandle | None = None
+        self._alarm: asyncio.TimerHandle | None = None
+        self._alarm_at = math.inf
         self.is_lost = False
         self.server = _NAMELESS
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
 
-    def send(self, command: tuple[bytes, ...]) -> "asyncio.Future[Any]":
-        """Queue a command; the future is its reply."""
+    def send(self, command: tuple[bytes, ...], ends: float = math.inf) -> "asyncio.Future[Any]":
+        """Queue a command; the future is its reply, or `TimeoutError` at `ends`."""
         future: asyncio.Future[Any] = self._loop.create_future()
         if self.is_lost:
             future.set_exception(ConnectionError("the connection is lost"))
@@ -162,7 +176,9 @@ class _Protocol(asyncio.Protocol):
         if not self._waiting:
             # Silence counts from here: before, nothing was awaited.
             self._heard_at = self._loop.time()
-        self._waiting.append(future)
+        self._waiting.append((future, ends))
+        if ends < self._alarm_at:
+            self._set_alarm(ends)
         if self._watch is None:
             self._watch = self._loop.call_later(_SILENCE_S, self._check_silence)
         return future
@@ -177,7 +193,7 @@ class _Protocol(asyncio.Protocol):
         self._reader.feed(data)
         try:
             while (reply := self._reader.gets()) is not False:
-                future = self._waiting.popleft()
+                future, _ = self._waiting.popleft()
                 if future.done():
                     continue
                 if isinstance(reply, Exception):
@@ -187,6 +203,28 @@ class _Protocol(asyncio.Protocol):
         except (hiredis.ProtocolError, IndexError):
             # Not Redis, or replies that nobody asked for: nothing on this connection can be trusted.
             self._cut()
+
+    def _set_alarm(self, at: float) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm = self._loop.call_at(at, self._end_waits)
+        self._alarm_at = at
+
+    def _end_waits(self) -> None:
+        """Fail those whose time has come; the alarm is for the next of the others."""
+        self._alarm, self._alarm_at = None, math.inf
+        now = self._loop.time() + _TICK_S
+        next_at = math.inf
+        for future, ends in self._waiting:
+            if future.done():
+                continue
+            if ends <= now:
+                future.set_exception(TimeoutError("no reply in time"))
+                future.exception()  # a caller that is cancelled in this very moment never asks for it
+            else:
+                next_at = min(next_at, ends)
+        if next_at < math.inf:
+            self._set_alarm(next_at)
 
     def _check_silence(self) -> None:
         self._watch = None
@@ -209,8 +247,11 @@ class _Protocol(asyncio.Protocol):
         if self._watch is not None:
             self._watch.cancel()
             self._watch = None
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
         waiting, self._waiting = self._waiting, deque()
-        for future in waiting:
+        for future, _ in waiting:
             if not future.done():
                 future.set_exception(ConnectionError("the connection was lost"))
 

@@ -5,14 +5,27 @@ load what only the local stack needs, nor the worker what only the API needs.
 """
 
 from importlib import import_module
+from typing import Any
 
 import click
+from pydantic import ValidationError
+
+from service.settings import Settings, explain
 
 _COMMANDS = ("demo", "openapi", "serve", "templates", "up", "worker")
 
 
 class _Lazy(click.Group):
-    """A group that imports `service.cli.<name>` when <name> is called for."""
+    """A group that imports `service.cli.<name>` when <name> is called for, and explains wrong settings."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the subcommand; settings that are not valid end it with a sentence for each."""
+        try:
+            return super().invoke(ctx)
+        except ValidationError as exc:
+            if exc.title != Settings.__name__:
+                raise
+            raise click.ClickException(explain(exc)) from None
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Names of all subcommands."""

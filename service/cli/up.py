@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from pydantic import ValidationError
 
 from service.embedded import stack
 from service.embedded.console import Console
@@ -44,10 +43,7 @@ def up(
     }
     if sys.platform != "linux":
         raise click.ClickException("The local stack runs on Linux only.")
-    try:
-        settings = Settings(**{name: value for name, value in options.items() if value is not None})
-    except ValidationError as exc:
-        raise click.ClickException(_explain(exc)) from exc
+    settings = Settings(**{name: value for name, value in options.items() if value is not None})
     os.umask(0o077)
     try:
         with DataDir(settings.data_dir) as data:
@@ -61,15 +57,6 @@ def up(
         raise click.ClickException(str(exc)) from exc
     except LocalStackError as exc:
         raise click.ClickException(str(exc)) from exc
-
-
-def _explain(error: ValidationError) -> str:
-    """Which settings are wrong and why, without their values."""
-    lines = [
-        f"MEMORY_{'.'.join(str(part) for part in item['loc']).upper()}: {item['msg']}"
-        for item in error.errors(include_input=False, include_url=False)
-    ]
-    return "These settings are not valid:\n  " + "\n  ".join(lines)
 
 
 def _tell(console: Console, data: DataDir, plan: Plan, settings: Settings) -> None:

@@ -17,7 +17,7 @@ import unicodedata
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from service import logs
 from service.adapters.cache import LEASE_RENEWAL_S, NOT_FOUND, Epochs, Found, RecallCache, token
@@ -46,8 +46,7 @@ Outcome = Literal["hit", "miss", "stale", "degraded", "no_words", "gone"]
 Gone = Callable[[], Awaitable[object]]
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(NamedTuple):
     """The bytes to answer with, their media type, and how they came about (for metrics)."""
 
     body: bytes
@@ -110,7 +109,12 @@ class Recaller:
         self._flights: Flights[tuple[str, bool, Epochs | None], _Flown] = Flights()
         self._slots = asyncio.Semaphore(settings.recall_concurrency)
         # What differs between installations and versions but not between requests.
-        setup = (version("dify-memory"), settings.timezone, settings.hindsight_url)
+        setup = (
+            version("dify-memory"),
+            settings.timezone,
+            settings.hindsight_url,
+            settings.embedding_model,
+        )
         self._setup = hashlib.sha256(repr(setup).encode()).hexdigest()[:16]
 
     async def recall(self, request: RecallRequest, bank: BankId, gone: Gone | None = None) -> Reply:
@@ -124,7 +128,8 @@ class Recaller:
         now = asyncio.get_running_loop().time()
         as_text = request.format == "text"
         query = normalised(request.query)
-        if not has_word(query):
+        # Most queries begin with a word; looking for one costs more than looking at the first character.
+        if not (query[:1].isalnum() and query.isascii()) and not has_word(query):
             return _reply(encode(nothing(), as_text=as_text), as_text, "no_words", reason="no_words")
         key = self._key(request, query, request.format)
 
@@ -297,6 +302,8 @@ class Recaller:
             request.max_chars,
             request.max_total_chars,
             sorted(request.kind_list) if request.kinds else "",
+            # A floor that is asked for also means more than the server's own (see `Question.is_strict`).
+            request.min_score > 0,
             # Adding zero makes the negative zero a zero.
             self._settings.min_score if request.min_score < 0 else request.min_score + 0.0,
             request.budget,
@@ -341,7 +348,9 @@ def normalised(query: str) -> str:
     tail = query[-_MOST_CHARS:]
     if not tail.isascii():
         tail = unicodedata.normalize("NFKC", tail)
-    return keep_tail(" ".join(clean(tail).split()))
+    if not tail.isprintable():  # what `clean` removes is not, nor are a byte order mark and a line end
+        tail = clean(tail)
+    return keep_tail(" ".join(tail.split()))
 
 
 # The stored bytes stay as they are; what differs from call to call is put behind them.

@@ -51,8 +51,8 @@ async def recall_reply(services: Services, scope: Scope, receive: Receive) -> Re
     body = RecallRequest.read(await read_payload(scope, receive, services.settings.max_body_bytes))
     bank = bank_for(caller, scope, body.user_id, allow_anonymous=services.settings.allow_anonymous_users)
     logs.bank_id.set(bank)
-    reply = await services.recaller.recall(body, bank)
-    services.metrics.recalls.labels(reply.outcome).inc()
+    reply = await services.recaller.recall(body, bank, receive)
+    services.metrics.note_recall(reply.outcome)
     return reply
 
 

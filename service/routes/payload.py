@@ -5,11 +5,14 @@ field are refused: which of two user ids counts must never be left to a parser.
 """
 
 import asyncio
+import contextlib
 import json
-from collections.abc import Iterable
+import types
+from collections.abc import Generator
+from typing import Any
 from urllib.parse import parse_qsl
 
-from starlette.types import Receive, Scope
+from starlette.types import Message, Receive, Scope
 
 from service.errors import MalformedBody, TooLarge
 
@@ -31,24 +34,46 @@ async def read_payload(scope: Scope, receive: Receive, max_bytes: int) -> dict[s
 
 
 async def _read(receive: Receive, max_bytes: int) -> bytes:
-    chunks: list[bytes] = []
-    size = 0
+    # Most bodies have arrived by now and are handed over without a wait; only a wait needs a timer.
+    steps = receive().__await__()
+    message: Message | None = None
+    awaited: object = None
+    try:
+        awaited = next(steps)
+    except StopIteration as at_once:
+        message = at_once.value
+    if message is not None and not message.get("more_body"):
+        return _chunk(message, max_bytes)
     try:
         async with asyncio.timeout(_READ_TIMEOUT_S):
-            while True:
+            if message is None:
+                message = await _rest_of(steps, awaited)
+            chunks = [_chunk(message, max_bytes)]
+            size = len(chunks[0])
+            while message.get("more_body"):
                 message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise MalformedBody("The body did not arrive whole.")
-                chunk = message.get("body", b"")
-                size += len(chunk)
-                if size > max_bytes:
-                    raise TooLarge(f"The body may have at most {max_bytes} bytes.")
-                chunks.append(chunk)
-                if not message.get("more_body"):
-                    break
+                chunks.append(_chunk(message, max_bytes, size))
+                size += len(chunks[-1])
     except TimeoutError as exc:
         raise MalformedBody("The body did not arrive in time.") from exc
-    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+    return b"".join(chunks)
+
+
+@types.coroutine
+def _rest_of(steps: Generator[object, Any, Message], awaited: object) -> Generator[object, Any, Message]:
+    """Await what has run up to a wait for `awaited`, in the same task."""
+    with contextlib.closing(steps):
+        yield awaited
+        return (yield from steps)
+
+
+def _chunk(message: Message, max_bytes: int, before: int = 0) -> bytes:
+    if message["type"] == "http.disconnect":
+        raise MalformedBody("The body did not arrive whole.")
+    chunk: bytes = message.get("body", b"")
+    if before + len(chunk) > max_bytes:
+        raise TooLarge(f"The body may have at most {max_bytes} bytes.")
+    return chunk
 
 
 def decode(content_type: str, body: bytes) -> dict[str, object]:
@@ -93,12 +118,10 @@ def _decode_json(body: bytes) -> dict[str, object]:
     return data
 
 
-def _unique(pairs: Iterable[tuple[str, object]]) -> dict[str, object]:
-    fields: dict[str, object] = {}
-    for name, value in pairs:
-        if name in fields:
-            raise MalformedBody("The body has two values for one field.")
-        fields[name] = value
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, object]:
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        raise MalformedBody("The body has two values for one field.")
     return fields
 
 

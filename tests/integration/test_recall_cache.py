@@ -7,6 +7,7 @@ from urllib.parse import urlencode
 import pytest
 from redis.asyncio import Redis
 from service import keyspace
+from service.schemas import RecallRequest
 from service.settings import Settings
 
 from tests.fakes.hindsight import HindsightStandIn
@@ -103,6 +104,7 @@ async def test_text_is_exactly_the_block(api: Api, stand_in: HindsightStandIn, u
         assert reply.headers["cache-control"] == "no-store"
 
 
+_BUDGET: str = RecallRequest.model_fields["budget"].default
 CHANGES: list[dict[str, str]] = [
     {"query": QUERY + " today"},
     {"query": QUERY.upper()},
@@ -112,7 +114,7 @@ CHANGES: list[dict[str, str]] = [
     {"kinds": "preference"},
     {"kinds": "preference,fact"},
     {"min_score": "0.3"},
-    {"budget": "mid"},
+    {"budget": "high"},
     {"tags": "a"},
     {"tags": "a,b"},
     {"tags": "a,b", "tags_match": "any"},
@@ -128,7 +130,13 @@ SAME: list[dict[str, str]] = [
     {"query": QUERY.replace(" ", "\u3000")},
     {"query": QUERY.replace("fi", "\ufb01")},
     {"top_k": "5.0", "max_chars": " 100 ", "max_total_chars": "", "kinds": "null", "tags": "None"},
-    {"min_score": "-1", "budget": " LOW", "format": "JSON", "language": "Auto", "tags_match": "any"},
+    {
+        "min_score": "-1",
+        "budget": f" {_BUDGET.upper()}",
+        "format": "JSON",
+        "language": "Auto",
+        "tags_match": "any",
+    },
     {"min_score": "0"},
     {"min_score": "-0.0"},
     {"conversation_id": "undefined", "timeout_ms": "900", "on_error": "fail", "fresh": "no"},
@@ -168,6 +176,13 @@ async def test_equal_requests_share_an_answer(api: Api, stand_in: HindsightStand
     assert len(stand_in.requests_for("recall")) == 1
 
 
+async def test_a_floor_that_is_asked_for_is_another_question(settings: Settings, user: str) -> None:
+    async with run_api(settings.model_copy(update={"min_score": 0.25})) as api:
+        await api.recall(user, QUERY)
+        assert how(await api.recall(user, QUERY, min_score="0.25")) == MISS
+        assert how(await api.recall(user, QUERY, min_score="-1")) == HIT
+
+
 @pytest.mark.parametrize(
     ("one", "other"),
     [
@@ -192,7 +207,12 @@ async def test_other_installations_and_settings_have_answers_of_their_own(
     api: Api, stand_in: HindsightStandIn, settings: Settings, user: str
 ) -> None:
     await api.recall(user, QUERY)
-    for change in ({"timezone": "Asia/Shanghai"}, {"min_score": 0.1}, {"hindsight_url": f"{stand_in.url}/x"}):
+    for change in (
+        {"timezone": "Asia/Shanghai"},
+        {"min_score": 0.1},
+        {"hindsight_url": f"{stand_in.url}/x"},
+        {"embedding_model": "multilingual-e5-small"},
+    ):
         async with run_api(settings.model_copy(update=change)) as other:
             assert how(await other.recall(user, QUERY))["cached"] is False, change
     async with run_api(settings) as same:

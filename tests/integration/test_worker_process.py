@@ -43,7 +43,7 @@ async def worker(
     redis_server: RedisServer, stand_in: HindsightStandIn, redis: Redis, folder: Path
 ) -> AsyncIterator[WorkerProcess]:
     """A running worker with two slots."""
-    process = WorkerProcess(folder, redis_server.url, stand_in.url, worker_jobs=2, retain_timeout_s=60)
+    process = WorkerProcess(folder, redis_server.url, stand_in.url, worker_jobs=2, retain_timeout_s=20)
     await process.start()
     yield process
     await process.kill()
@@ -148,7 +148,11 @@ async def test_a_killed_workers_bank_is_handed_out_again_when_its_claim_ends(
     await worker.start()
     await done(log, job_id, 30)
     assert [document.writes for document in stand_in.banks[bank].documents.values()] == [1]
-    assert (await look(redis)).claims == {}
+
+    async def is_given_back() -> bool:
+        return (await look(redis)).claims == {}
+
+    await wait_until(is_given_back, "the claim is given back")
 
 
 async def test_it_ends_its_work_when_it_is_told_to_stop(

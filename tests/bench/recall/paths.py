@@ -1,5 +1,6 @@
-"""The ways to answer a question that the benchmark compares, all in one real Hindsight."""
+"""The ways to answer a question that the benchmark compares, all in one running product and its Hindsight."""
 
+import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,10 +8,9 @@ from datetime import datetime
 from typing import Any, Final, Protocol
 
 import httpx
-from service.policy import ranking
 
 from tests.bench.recall.dataset import Person, Question, Turn
-from tests.bench.recall.scoring import EXCERPT_CHARS, TOP, Memory, Outcome
+from tests.bench.recall.scoring import Memory, Outcome
 
 _ARMS_ON: Final = {"enable_graph_retrieval": True, "enable_temporal_retrieval": True}
 _ARMS_OFF: Final = {"enable_graph_retrieval": False, "enable_temporal_retrieval": False}
@@ -60,26 +60,13 @@ class Banks:
         return f"/v1/default/banks/{self.prefix}{bank}"
 
 
-def whole_turn(turn: Turn) -> list[dict[str, Any]]:
+def _whole_turn(turn: Turn) -> dict[str, Any]:
     """A turn as one text, the way an application that calls Hindsight itself would keep it."""
-    return [_item(turn, f"User: {turn.user_text}\nAssistant: {turn.assistant_text}")]
-
-
-def two_sides(turn: Turn) -> list[dict[str, Any]]:
-    """A turn as one document of two texts, each with a vector of its own."""
-    return [
-        _item(turn, turn.user_text, role="user"),
-        _item(turn, turn.assistant_text, role="assistant"),
-    ]
-
-
-def _item(turn: Turn, text: str, **metadata: str) -> dict[str, Any]:
     return {
-        "content": text,
+        "content": f"User: {turn.user_text}\nAssistant: {turn.assistant_text}",
         "document_id": turn.id,
         "timestamp": turn.at.isoformat(),
         "tags": [f"conversation:{turn.session}"],
-        "metadata": metadata,
     }
 
 
@@ -94,9 +81,7 @@ class PlainHindsight:
     async def prepare(self, person: Person) -> None:
         """Load the person's turns into a bank with all arms on."""
         await self._banks.configure(f"plain-{person.user}", **_ARMS_ON)
-        await self._banks.retain(
-            f"plain-{person.user}", [item for turn in person.turns for item in whole_turn(turn)]
-        )
+        await self._banks.retain(f"plain-{person.user}", [_whole_turn(turn) for turn in person.turns])
 
     async def answer(self, question: Question) -> Outcome:
         """The whole default reply."""
@@ -118,72 +103,77 @@ class FewerArms(PlainHindsight):
 
 
 class Ours:
-    """What this service does: own ranking, floor, five memories of 100 characters."""
+    """The product as a workflow uses it: `POST /memory/add`, then `POST /memory/recall` with its defaults."""
 
     name = "ours"
 
-    def __init__(self, banks: Banks, *, min_score: float = ranking.DEFAULT_MIN_SCORE) -> None:
-        self._banks = banks
-        self._min_score = min_score
-        self._calibration = ranking.calibration_for("multilingual-e5-small")
-        self._now: dict[str, datetime] = {}
+    def __init__(self, client: httpx.AsyncClient, prefix: str) -> None:
+        self._client = client
+        self._prefix = prefix
+        self._turns: dict[str, dict[datetime, str]] = {}
 
     async def prepare(self, person: Person) -> None:
-        """Load the person's turns into a bank that is configured as recall was tuned for."""
-        self._now[person.user] = person.asked_at
-        await self._banks.configure(f"ours-{person.user}", **_ARMS_OFF)
-        await self._banks.retain(
-            f"ours-{person.user}", [item for turn in person.turns for item in two_sides(turn)]
-        )
+        """Add the person's turns and wait until all of them are stored."""
+        self._note(person)
+        jobs = [await self._add(person, turn) for turn in person.turns]
+        await asyncio.gather(*map(self._stored, jobs))
 
     async def answer(self, question: Question) -> Outcome:
-        """Recall, rank, cut. The one place to call another interface instead."""
+        """What a workflow would get. A memory is known to be of the turn that was said at its time."""
         started = time.perf_counter()
-        results = await self._banks.recall(
-            f"ours-{question.user}", question.text, budget="mid", max_tokens=8192
-        )
-        ranked = ranking.rank(
-            question.text,
-            [_candidate(result) for result in results],
-            calibration=self._calibration,
-            min_score=self._min_score,
-            top_k=TOP,
-            now=self._now[question.user],
-        )
+        reply = await self._client.post("/memory/recall", json=self._body(question))
         took_ms = (time.perf_counter() - started) * 1000
+        reply.raise_for_status()
+        answer = reply.json()
+        assert not answer["degraded"], answer["reason"]
+        assert not answer["cached"], "fresh was asked for"
+        turns = self._turns[question.user]
         memories = tuple(
-            Memory(scored.candidate.document_id, scored.candidate.text[:EXCERPT_CHARS])
-            for scored in ranked.kept
+            Memory(turns[datetime.fromisoformat(memory["created_at"])], memory["text"])
+            for memory in answer["memories"]
         )
         return Outcome(question, memories, sum(len(memory.text) for memory in memories), took_ms)
 
+    def _note(self, person: Person) -> None:
+        self._turns[person.user] = {turn.at: turn.id for turn in person.turns}
+        assert len(self._turns[person.user]) == len(person.turns), "two turns at one time"
+
+    def _body(self, question: Question) -> dict[str, object]:
+        return {"user_id": self._prefix + question.user, "query": question.text, "fresh": True}
+
+    async def _add(self, person: Person, turn: Turn) -> str:
+        reply = await self._client.post(
+            "/memory/add",
+            json={
+                "user_id": self._prefix + person.user,
+                "conversation_id": turn.session,
+                "turn_id": turn.id,
+                "timestamp": turn.at.isoformat(),
+                "user_message": turn.user_text,
+                "assistant_message": turn.assistant_text,
+            },
+        )
+        reply.raise_for_status()
+        job_id: str = reply.json()["job_id"]
+        return job_id
+
+    async def _stored(self, job_id: str) -> None:
+        status = "queued"
+        while status != "done":
+            reply = await self._client.get(f"/memory/jobs/{job_id}", params={"wait_s": 20})
+            reply.raise_for_status()
+            status = reply.json()["status"]
+            assert status not in {"failed", "cancelled"}, reply.json()["reason"]
+
 
 class OursWithoutFloor(Ours):
-    """The same with `min_score` 0: what the floor costs. Runs after Ours."""
+    """The same with `min_score` 0: what the floor costs. Runs after Ours, with the same prefix."""
 
     name = "ours_without_floor"
 
-    def __init__(self, banks: Banks) -> None:
-        super().__init__(banks, min_score=0.0)
-
     async def prepare(self, person: Person) -> None:
-        """The banks are there."""
-        self._now[person.user] = person.asked_at
+        """The memories are there."""
+        self._note(person)
 
-
-def _candidate(result: dict[str, Any]) -> ranking.Candidate:
-    scores = result["scores"] or {}
-    at = result["mentioned_at"]
-    return ranking.Candidate(
-        id=result["id"],
-        text=result["text"],
-        semantic=scores.get("semantic"),
-        keyword=scores.get("keyword"),
-        reranker=scores.get("reranker"),
-        final=scores.get("final"),
-        occurred_at=datetime.fromisoformat(at) if at else None,
-        document_id=result["document_id"],
-        fact_type=result["type"],
-        group=next((tag for tag in result["tags"] or () if tag.startswith("conversation:")), None),
-        role=(result["metadata"] or {}).get("role"),
-    )
+    def _body(self, question: Question) -> dict[str, object]:
+        return {**super()._body(question), "min_score": 0}

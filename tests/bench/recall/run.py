@@ -1,5 +1,6 @@
 """Asks every question in every way; makes one table and one flat dictionary of numbers of the answers."""
 
+import pathlib
 import secrets
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -10,39 +11,46 @@ import httpx
 from tests.bench.recall import dataset
 from tests.bench.recall.paths import Banks, FewerArms, Ours, OursWithoutFloor, Path, PlainHindsight
 from tests.bench.recall.scoring import Figure, Outcome, groups, measure
-from tests.bench.recall.stack import hindsight
+from tests.bench.recall.stack import product
 
 _COLUMNS: Final = ("hit_at_5", "mrr", "words_at_5", "characters", "withheld")
 _TIMEOUT_S: Final = 300
 
 
 async def run(
-    hindsight_url: str | None = None,
+    data_dir: pathlib.Path | None = None,
     tell: Callable[[str], None] = print,
     users: Collection[str] = (),
 ) -> dict[str, float]:
-    """Load, ask, print, for all users or those named.
+    """Load, ask, print, for all users or those named, in the stack that runs on `data_dir` or one of its own.
 
     Returns the numbers by name, e.g. `recall_ours_hit_at_5` or `recall_ours_zh_hit_at_5`.
     """
     people = [person for person in dataset.load() if not users or person.user in users]
     outcomes: dict[str, list[Outcome]] = {}
+    prefix = f"bench-{secrets.token_hex(4)}-"
     async with (
-        hindsight(hindsight_url) as url,
-        httpx.AsyncClient(base_url=url, timeout=_TIMEOUT_S, trust_env=False) as client,
+        product(data_dir) as stack,
+        httpx.AsyncClient(base_url=stack.hindsight_url, timeout=_TIMEOUT_S, trust_env=False) as hindsight,
+        httpx.AsyncClient(
+            base_url=stack.url,
+            headers={"Authorization": f"Bearer {stack.api_key}"},
+            timeout=_TIMEOUT_S,
+            trust_env=False,
+        ) as ours,
     ):
-        banks = Banks(client, f"bench-{secrets.token_hex(4)}-")
+        banks = Banks(hindsight, prefix)
         paths: Sequence[Path] = (
             PlainHindsight(banks),
             FewerArms(banks),
-            Ours(banks),
-            OursWithoutFloor(banks),
+            Ours(ours, prefix),
+            OursWithoutFloor(ours, prefix),
         )
         for path in paths:
             started = time.perf_counter()
             for person in people:
                 await path.prepare(person)
-            tell(f"{path.name}: banks ready after {time.perf_counter() - started:.0f} s")
+            tell(f"{path.name}: ready after {time.perf_counter() - started:.0f} s")
             outcomes[path.name] = [await path.answer(q) for person in people for q in person.questions]
     figures = {
         name: {group: measure(members) for group, members in groups(found).items()}

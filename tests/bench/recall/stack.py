@@ -1,4 +1,4 @@
-"""A Hindsight to measure: the one named, or a local stack of our own in a temporary folder."""
+"""The product to measure: `dify-memory up` with real parts, or the one that runs on a data directory."""
 
 import asyncio
 import os
@@ -9,40 +9,46 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from service.embedded.connection import read_connection
+from service.embedded.connection import Connection, read_connection
 
-from tests.support import wait_until
+from tests.support import free_port, wait_until
 
 
 @asynccontextmanager
-async def hindsight(url: str | None) -> AsyncIterator[str]:
-    """The base URL of a running Hindsight; one that was started here is stopped at the end.
+async def product(data_dir: Path | None) -> AsyncIterator[Connection]:
+    """Where the product is; one that was started here (in a temporary folder) is stopped at the end.
 
-    Raises AssertionError with the end of its output when the stack does not come up within 3 minutes.
+    Raises AssertionError when nothing runs on `data_dir`, or, with the end of its output, when the stack does
+    not come up within 3 minutes.
     """
-    if url is not None:
-        yield url
+    if data_dir is not None:
+        running = read_connection(data_dir)
+        assert running is not None, f"Nothing runs on {data_dir}."
+        yield running
         return
     with tempfile.TemporaryDirectory(prefix="bench-recall-") as folder:
         data_dir, log = Path(folder) / "data", Path(folder) / "output.txt"
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("MEMORY_")}
+        environment = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("MEMORY_", "HINDSIGHT_"))
+        }
         with log.open("wb") as sink:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "service.cli.main", "up", "--data-dir", str(data_dir)),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=sink,
                 stderr=sink,
-                env=environment,
+                env={**environment, "MEMORY_PORT": str(free_port()), "MEMORY_QUIET_S": "0"},
             )
         try:
 
-            def connection_url() -> str | None:
+            def connection() -> Connection | None:
                 assert process.returncode is None, log.read_text("utf-8", "replace")[-2000:]
-                connection = read_connection(data_dir)
-                return None if connection is None else connection.hindsight_url
+                return read_connection(data_dir)
 
             yield await wait_until(
-                connection_url, "the local stack is ready", timeout_s=180, poll_s=0.2, not_yet=()
+                connection, "the local stack is ready", timeout_s=180, poll_s=0.2, not_yet=()
             )
         finally:
             if process.returncode is None:
