@@ -112,8 +112,9 @@ async def test_labels_become_tags(client: Any, llm: httpx.AsyncClient, bank_id: 
 async def test_the_new_city_replaces_the_old_one(
     client: Any, llm: httpx.AsyncClient, bank_id: str, turns: list[str], old: str, new: str
 ) -> None:
-    for day, turn in enumerate(turns, start=1):
-        await say(client, bank_id, turn, f"2026-01-0{day}T10:00:00Z", tags=[f"c:{day}"])
+    for number, turn in enumerate(turns, start=1):
+        # The same day, seconds apart, as in one conversation.
+        await say(client, bank_id, turn, f"2026-01-01T10:00:0{number}Z", tags=[f"c:{number}"])
         await until_consolidated(client, bank_id)
     (observation,) = await facts(client, bank_id, "observation")
     assert new in observation

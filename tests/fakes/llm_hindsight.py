@@ -107,11 +107,14 @@ def consolidate(request: Json) -> str:
         "### Existing observations"
     )
     beliefs = [
-        _Belief(o["id"], o["text"], o.get("mentioned_at") or "")
+        _Belief(o["id"], o["text"], _moment(o.get("mentioned_at") or ""))
         for o in json.loads(observations_text.strip() or "[]")
     ]
     found = [match for line in facts_text.splitlines() if (match := _FACT_LINE.match(line.strip()))]
-    facts = [(m[1], m[2].partition(" | ")[0], (_MENTIONED.search(m[3] or "") or ["", ""])[1]) for m in found]
+    facts = [
+        (m[1], m[2].partition(" | ")[0], _moment((_MENTIONED.search(m[3] or "") or ["", ""])[1]))
+        for m in found
+    ]
     for fact_id, text, mentioned_at in sorted(facts, key=lambda fact: fact[2]):
         _learn(beliefs, fact_id, text, mentioned_at)
     touched = [belief for belief in beliefs if belief.sources]
@@ -131,6 +134,11 @@ def consolidate(request: Json) -> str:
         if b.id is not None
     ]
     return json.dumps({"creates": creates, "updates": updates, "deletes": []}, ensure_ascii=False)
+
+
+def _moment(text: str) -> str:
+    """A time that compares as text: facts come with a blank before the hour, observations with a T."""
+    return text.strip().replace(" ", "T")
 
 
 def _learn(beliefs: list[_Belief], fact_id: str, text: str, mentioned_at: str) -> None:
