@@ -7,7 +7,8 @@ MAKEFLAGS += --no-print-directory
 
 UV_VERSION := 0.13.9
 export UV_PYTHON_DOWNLOADS := never
-export UV_NO_CONFIG_WARNING := 1
+# Where pip trusts the system's certificates, a company's own among them, uv has to as well.
+export UV_SYSTEM_CERTS ?= 1
 
 # The newest supported interpreter wins; pyenv's are found even when its shims are off.
 # Override with `make PYTHON=/path/to/python3.12 up`.
@@ -53,6 +54,15 @@ test-fast: .venv/.dev ## Only unit and integration tests
 faults: .venv/.dev ## Kills, cuts and races for as long as it takes (10 to 30 minutes)
 	$(BIN)/pytest tests/faults --timeout 1800
 
+.PHONY: bench
+bench: .venv/.dev ## Speed and retrieval benchmarks; numbers into tests/bench
+	$(BIN)/python -m tests.bench
+	$(BIN)/python -m tests.bench.recall --json tests/bench/recall/results.json
+
+.PHONY: bench-recall
+bench-recall: .venv/.dev ## Only the retrieval benchmark
+	$(BIN)/python -m tests.bench.recall --json tests/bench/recall/results.json
+
 .PHONY: fmt
 fmt: .venv/.dev ## Format and fix what ruff can
 	$(BIN)/ruff check --fix . || true
@@ -79,11 +89,16 @@ help: ## This list
 # `--target` works with Debian's externally managed Python, and uv makes a venv without ensurepip.
 $(UV):
 	@test -n "$(PYTHON)" || { echo 'Python 3.11, 3.12 or 3.13 is needed; name one with PYTHON=/path/to/python3' >&2; exit 1; }
+	@python3 -m pip --version >/dev/null 2>&1 || "$(PYTHON)" -m pip --version >/dev/null 2>&1 \
+	  || { echo 'pip is needed, for example: apt install python3-pip' >&2; exit 1; }
 	@echo '· getting uv $(UV_VERSION)'
 	@"$(firstword $(shell command -v python3) $(PYTHON))" -m pip install --quiet --disable-pip-version-check \
 	  --no-warn-script-location --root-user-action ignore --upgrade --target .tools 'uv==$(UV_VERSION)'
 
-.venv/bin/python: $(UV)
+# A stamp of its own: .venv/bin/python is a link, and touching it would touch the system's interpreter.
+.venv/.made: $(UV)
+	@"$(PYTHON)" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null \
+	  || { echo '$(PYTHON) is not a Python 3.11, 3.12 or 3.13; name one with PYTHON=/path/to/python3' >&2; exit 1; }
 	@echo '· making .venv with $(PYTHON)'
 	@$(UV) venv --quiet --allow-existing --python "$(PYTHON)" .venv
 	@touch $@
@@ -95,8 +110,8 @@ define install
 @touch $@
 endef
 
-.venv/.local: .venv/bin/python requirements-local.txt pyproject.toml
+.venv/.local: .venv/.made requirements-local.txt pyproject.toml
 	$(call install,requirements-local.txt)
 
-.venv/.dev: .venv/bin/python requirements-dev.txt pyproject.toml
+.venv/.dev: .venv/.made requirements-dev.txt pyproject.toml
 	$(call install,requirements-dev.txt)

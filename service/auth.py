@@ -64,7 +64,7 @@ class KeyRing:
 
     def authenticate(self, asgi_scope: Mapping[str, Any]) -> Caller:
         """The caller of an ASGI request; raises `KeyRefused` without exactly one known key."""
-        keys = set(_presented(asgi_scope["headers"], asgi_scope.get("query_string", b"")))
+        keys = _presented(asgi_scope["headers"], asgi_scope.get("query_string", b""))
         if len(keys) != 1:
             raise KeyRefused(_REFUSED)
         digest = _digest(keys.pop())
@@ -90,10 +90,12 @@ def bank_for(caller: Caller, asgi_scope: Mapping[str, Any], user_id: str, *, all
     return bank_of(caller.tenant, checked)
 
 
-def _presented(headers: Iterable[tuple[bytes, bytes]], query_string: bytes) -> list[str]:
-    keys = [_text(value) for name, value in headers if name in _KEY_HEADERS]
-    keys += [value for name, value in _parameters(query_string) if name == _KEY_PARAMETER]
-    return [bare for key in keys if (bare := _bare(key))]
+def _presented(headers: Iterable[tuple[bytes, bytes]], query_string: bytes) -> set[str]:
+    keys = {_bare(_text(value)) for name, value in headers if name in _KEY_HEADERS}
+    if query_string:
+        keys |= {_bare(value) for name, value in _parameters(query_string) if name == _KEY_PARAMETER}
+    keys.discard("")
+    return keys
 
 
 def _parameters(query_string: bytes) -> list[tuple[str, str]]:

@@ -1,5 +1,7 @@
 """`dify-memory serve`: the API's process."""
 
+import gc
+
 import click
 import uvicorn
 
@@ -17,8 +19,12 @@ def serve() -> None:
             "Set MEMORY_API_KEY (16 characters or more): without a key nobody may call."
         )
     logs.configure(settings.log_level)
+    app = create_app(settings)
+    # What is loaded by now stays; without this each full collection walks all of it while requests wait.
+    gc.collect()
+    gc.freeze()
     uvicorn.run(
-        create_app(settings),
+        app,
         host=settings.host,
         port=settings.port,
         log_config=None,

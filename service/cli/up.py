@@ -68,6 +68,8 @@ def _tell(console: Console, data: DataDir, plan: Plan, settings: Settings) -> No
             f"\nPort {wanted} is in use, so the API took {plan.port}; --port or MEMORY_PORT picks another."
         )
     in_docker = f"http://host.docker.internal:{plan.port}"
+    is_local = settings.host in {"127.0.0.1", "localhost", "::1"}
+    for_dify = settings.public_url or (plan.url if is_local else in_docker)
     lines = [
         "",
         "Memory is ready.",
@@ -76,12 +78,12 @@ def _tell(console: Console, data: DataDir, plan: Plan, settings: Settings) -> No
         f"  API key        {plan.api_key}",
         "",
         "Paste into Dify:",
-        f"  Base URL       {plan.url}",
-        f"  Custom tool    {plan.url}/dify/openapi.json",
+        f"  Base URL       {for_dify}",
+        f"  Custom tool    {for_dify}/dify/openapi.json",
         f"  Header         Authorization: Bearer {plan.api_key}",
         "",
     ]
-    if settings.host in {"127.0.0.1", "localhost", "::1"}:
+    if is_local:
         lines += [
             f"  Dify in Docker reaches this machine as {in_docker}, and only if the API",
             "  listens on all addresses: stop this and start it with MEMORY_HOST=0.0.0.0",

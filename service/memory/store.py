@@ -134,8 +134,10 @@ class Storer:
                 return
             except asyncio.CancelledError:
                 # The worker is told to stop: the next one need not wait for the claim's end.
+                # In a task of its own: below Python 3.11.3, redis-py's time-outs let a cancellation that is
+                # under way out again and nothing would be sent.
                 with suppress(TurnsLogUnavailable):
-                    await self._turns.release(claim)
+                    await asyncio.create_task(self._turns.release(claim))
                 raise
         await self._turns.release(claim, retry_in_s=retry_in_s)
 

@@ -25,27 +25,80 @@ _LATIN_FORM: Final = frozenset(_LATIN_FORM_WORDS.split())
 _SUFFIXES: Final = (("ies", "y"), ("sses", "ss"), ("ing", ""), ("ed", ""), ("ly", ""), ("es", ""), ("s", ""))
 
 
-# What a question asks for, and what a text that answers it holds.
-_ASKS_NUMBER: Final = regex.compile(
-    r"多少|几|多大|多久|多长|哪天|哪一天|什么时候|日期|哪年"
-    r"|\b(?:how (?:many|much|old|long|tall|fast|big|cold|wide|often)|number|rate|score|when)\b"
-    r"|\b(?:what|which) date\b"
+_COUNT: Final = r"(?:\p{N}|[一二两三四五六七八九十百千万半])"
+_NUMBER_WORDS: Final = (
+    "one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|\\w+teen|twenty|thirty|forty|fifty|sixty"
+    "|seventy|eighty|ninety|hundred|thousand|half|once|twice|dozen"
 )
-_ASKS_NAME: Final = regex.compile(r"叫什么|名字|姓什么|贵姓|谁|\b(?:who|whose|name|called)\b")
-_NUMBER: Final = regex.compile(
-    r"\p{N}|[一二两三四五六七八九十百千万]"
-    r"|\b(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|\w+teen|\w+ty|hundred|thousand|half)\b"
+_CALENDAR: Final = (
+    r"(?:\p{N}|[一二两三四五六七八九十])+\s?[月号日年点周天岁]|周[一二三四五六日末]|星期|[今明昨后前]天|[上下]周|[上下]个月"
+    r"|[今明去]年|早上|晚上|除夕|国庆|春节|\p{N}"
+    r"|\b(?:jan|feb|mar|apr|may|june?|july?|aug|sep|oct|nov|dec)\w*\b"
+    r"|\b(?:mon|tues|wednes|thurs|fri|satur|sun)days?\b"
+    r"|\b(?:today|tomorrow|yesterday|tonight|weeks?|months?|years?|morning|evening|night|weekend|spring|summer"
+    r"|autumn|fall|winter|christmas|easter|since|ago|last|next)\b"
 )
-_NAME: Final = regex.compile(r"叫|姓|\bcalled\b|\bnamed?\b|(?<=[\p{Ll},] )\p{Lu}\p{Ll}{2,}")
+_MID_SENTENCE_NAME: Final = r"(?<=[\p{Ll},;] )\p{Lu}\p{Ll}{2,}"
+
+
+def _kind(asks: str, holds: str) -> tuple[regex.Pattern[str], regex.Pattern[str]]:
+    return regex.compile(asks), regex.compile(holds)
+
+
+# What a question asks for, and what a text that answers it holds: the first that a question asks counts.
+_KINDS: Final = (
+    _kind(  # money
+        r"多少钱|工资|价格|租金|房租|多贵|\bhow much\b.*\b(?:pay|cost|rent|earn|price|paid|spend|spent)\b"
+        r"|\b(?:salary|price|cost|rent)\b",
+        rf"{_COUNT}+\s?[块元万千百欧刀]|[$£€¥]\s?\p{{N}}|\p{{N}}\s?(?:k\b|a month|thousand)"
+        r"|\b(?:pounds|quid|euros?|dollars|shillings)\b",
+    ),
+    _kind(  # age
+        r"几岁|多大(?!面积|的)|年纪|岁数|\bhow old\b|\bage\b",
+        r"岁|\p{N}{2}|[三四五六七八九]十|\b(?:years? old|turn(?:s|ed|ing)?|birthday|aged?)\b|生日",
+    ),
+    _kind(  # a number that names
+        r"电话|号码|手机号|车牌|\b(?:phone|registration|number plate)\b", r"\p{N}{4,}|\b[A-Z]{2}\p{N}{2}\b"
+    ),
+    _kind(  # time
+        r"什么时候|哪天|哪一天|几号|几月|几点|哪年|哪一年|日期|生日|星期几|\bwhen\b|birthday"
+        r"|\bwhat (?:date|day|time|year|month)\b|\bwhich (?:day|month|year|date)\b",
+        _CALENDAR,
+    ),
+    _kind(  # amount
+        r"多少|几|多大|多久|多长|多高|多重|\bnumber\b"
+        r"|\bhow (?:many|much|long|tall|fast|big|far|wide|often|heavy|cold)\b",
+        rf"{_COUNT}|\b(?:{_NUMBER_WORDS})\b",
+    ),
+    _kind(  # name
+        r"叫什么|名字|姓什么|贵姓|\bname\b|\bcalled\b",
+        rf"叫(?![我你他她人做什])|姓|名字|[「“《]|\bcalled\b|\bnamed?\b|{_MID_SENTENCE_NAME}",
+    ),
+    _kind(  # person
+        r"谁|\bwho(?:se|m)?\b",
+        r"[妈爸爷奶姐妹哥弟姨叔舅姑婆公]|老师|师傅|同事|朋友|经理|医生|邻居|[老小]\p{Han}"
+        rf"|[张王李刘陈杨赵黄周吴徐孙段]\p{{Han}}|{_MID_SENTENCE_NAME}"
+        r"|\b(?:mum|mom|dad|sister|brother|aunt|uncle|wife|husband|friend|neighbour|boss|manager|doctor)\b"
+        r"|(?:^|[.!?] )\p{Lu}\p{Ll}+(?:'s| has| is| was| said| wants)\b",
+    ),
+    _kind(  # place
+        r"哪里|哪儿|哪个城市|哪个县|哪座城|什么地方|哪家|\bwhere\b"
+        r"|\bwhich (?:city|town|country|school|university|hospital|street)\b",
+        r"[市县省区路街镇村岛山湖河湾桥楼]|[在去到来]\p{Han}{2}"
+        r"|\b(?:in|at|near|from) (?:the |my |our )?\p{L}{3,}|\bto (?:the )?\p{Lu}\p{Ll}{2,}",
+    ),
+)
 
 
 def fits(query: str, text: str) -> int:
-    """1 if the query asks for a number or a name and the text has one, -1 if it has none, 0 if neither."""
+    """1 if the text holds the kind of thing the query asks for, -1 if not, 0 if the query asks for none.
+
+    Kinds are amounts of money, ages, times, numbers, names, persons and places, told apart by their form.
+    """
     lowered = query.lower()
-    if _ASKS_NUMBER.search(lowered):
-        return 1 if _NUMBER.search(text.lower()) else -1
-    if _ASKS_NAME.search(lowered):
-        return 1 if _NAME.search(text) else -1
+    for asks, holds in _KINDS:
+        if asks.search(lowered):
+            return 1 if holds.search(text) or holds.search(text.lower()) else -1
     return 0
 
 

@@ -5,9 +5,10 @@ order is made here from the semantic score (z-scored over the candidates), the w
 (BM25 over the same candidates) and the score of the turns next to a candidate in its conversation.
 
 Relevance answers another question: is the query answered at all, and by this one? It is a logistic function
-of the best cosine, of how far that stands out from the others, and of the share of the query's words the best
-candidate holds, times how close a candidate comes to the best one; 0.25 and more means "clearly related".
-The constants were chosen with `tests/bench/recall`, split dev.
+of how high the best cosine is and how far it stands out from the others, of how many of the query's words
+the leading candidates hold, and of whether they hold the kind of thing the query asks for (a date, a price,
+a name …), times how close a candidate comes to the best one; 0.25 and more means "probably answers".
+The constants were chosen with `tests/bench/recall`, split dev, from turns stored as one text each.
 """
 
 import math
@@ -28,15 +29,20 @@ DEFAULT_MIN_SCORE: Final = 0.25
 _LEXICAL_WEIGHT: Final = 0.3
 _NEIGHBOUR_WEIGHT: Final = 0.25
 _NEIGHBOUR_GAP: Final = timedelta(minutes=30)
-_CLOSENESS_SPAN: Final = 5.0
+_CLOSENESS_SPAN: Final = 6.0
 # A small bank has no distribution of its own: about this many calibrated values are mixed in.
 _PRIOR_COUNT: Final = 8
 # The candidates, by cosine, that the best one must stand out from. Fixed ranks, so that it does not matter
 # how many candidates were asked for.
 _FOLLOWING: Final = slice(8, 40)
 _USUAL_STANDOUT: Final = 3.0
-_PAIR_AMONG: Final = 6
-_SIDE_MARGIN: Final = 3.0
+# The candidates, by order, whose words and kinds count as evidence.
+_LEADING: Final = 5
+# Shared words weigh as much as in a bank of this many memories at least: in a tiny one no word is rare.
+_RARITY_AMONG: Final = 90
+# The square root of the shared words' weight (in units of this) that is as good as none.
+_WORDS_UNIT: Final = 8.0
+_USUAL_WORDS: Final = 0.7
 _BM25_K1: Final = 1.2
 _BM25_B: Final = 0.4
 _DUPLICATE_OVERLAP: Final = 0.85
@@ -59,9 +65,7 @@ _DECISIVE: Final = regex.compile(
 class Candidate:
     """One memory as Hindsight returned it; a score is None when that arm did not surface it.
 
-    `group` is the conversation; `role` is "user" or "assistant" when the text is one side of a turn kept
-    verbatim, so that the two sides of one document count as one memory; `source_ids` are the memories an
-    observation was made from.
+    `group` is the conversation; `source_ids` are the memories an observation was made from.
     """
 
     id: str
@@ -74,7 +78,6 @@ class Candidate:
     document_id: str | None = None
     fact_type: str = "world"
     group: str | None = None
-    role: str | None = None
     source_ids: tuple[str, ...] = ()
 
 
@@ -101,10 +104,10 @@ class Calibration:
     `unrelated` and `unrelated_han` are the usual cosine of a question (in Han characters: the second) and the
     texts that come after the related ones; `spread` is the standard deviation among these. The weights belong
     to the logistic function that the module describes: `cosine` per spread of the best candidate above
-    `unrelated`, `standout` per spread above the candidates that follow, `coverage` for all of the query's
-    words, `shape` for a text that has (or lacks) the number or name the query asks for, `pair` for a turn of
-    which both sides are found (or not). Without `unrelated` the candidates' own deviation takes the place of
-    the spread.
+    `unrelated`, `standout` per spread above the candidates that follow, `words` for words shared with the
+    leading candidates, `coverage` for all of the query's words in the best one, `kinds` and `best_kind` for
+    leading candidates, and a best one, that hold (or lack) what the query asks for. Without `unrelated` the
+    candidates' own deviation takes the place of the spread.
     """
 
     unrelated: float | None
@@ -113,17 +116,20 @@ class Calibration:
     bias: float
     cosine: float
     standout: float
+    words: float
     coverage: float
-    shape: float = 0.0
-    pair: float = 0.0
+    kinds: float = 0.95
+    best_kind: float = 0.44
 
 
+# Each is the mean of two fits, one on the best candidate alone and one on the leading ones: few questions
+# stand behind either, and the mean errs less on others.
 GENERIC: Final = Calibration(
-    None, None, 0.05, bias=-3.7, cosine=0.0, standout=0.66, coverage=3.0, shape=0.88, pair=0.4
+    None, None, 0.05, bias=-3.22, cosine=0.0, standout=0.58, words=1.65, coverage=1.5
 )
 _CALIBRATIONS: Final[Mapping[str, Calibration]] = {
     "multilingual-e5-small": Calibration(
-        0.80, 0.85, 0.02, bias=-3.65, cosine=0.32, standout=0.61, coverage=1.23, shape=0.88, pair=0.4
+        0.80, 0.85, 0.02, bias=-3.28, cosine=0.16, standout=0.755, words=1.65, coverage=0.615
     ),
 }
 
@@ -181,7 +187,7 @@ def rank(
 
     A candidate with less relevance than `min_score` falls, and so does one without any score of its own; a
     `min_score` of 0 or less asks for no floor. An observation takes the place of the memories it was made
-    from, of texts that say the same the best stays, of the two sides of a turn the better one.
+    from; of texts that say the same the best stays.
     `recency_weight` adds so many standard deviations to a memory of `now`, half of that to one 90 days old.
     """
     if not candidates or top_k < 1:
@@ -208,34 +214,13 @@ def rank(
     for i in above:
         if seen.repeats(candidates[i]):
             continue
-        shown = _user_side(candidates, order, above, i)
-        kept.append(Scored(candidates[shown], relevance[i]))
+        kept.append(Scored(candidates[i], relevance[i]))
         if len(kept) == top_k:
             break
     return Ranked(tuple(kept), filtered)
 
 
 _MISSING: Final = -1e9
-
-
-def _user_side(
-    candidates: Sequence[Candidate], order: Sequence[float], above: Sequence[int], chosen: int
-) -> int:
-    """The user's side of a turn in the place of the assistant's, unless it comes far behind.
-
-    Both were found together, and what a person said about themselves says it shorter than the reply does.
-    """
-    turn = candidates[chosen]
-    if turn.role == "user" or turn.role is None or turn.document_id is None:
-        return chosen
-    sides = (
-        i
-        for i in above
-        if candidates[i].role == "user"
-        and candidates[i].document_id == turn.document_id
-        and order[chosen] - order[i] <= _SIDE_MARGIN
-    )
-    return max(sides, key=lambda i: (order[i], candidates[i].id), default=chosen)
 
 
 def _scores(
@@ -246,7 +231,7 @@ def _scores(
     recency_weight: float,
 ) -> tuple[list[float], list[float]]:
     """Order (any scale) and relevance (0 to 1) of each candidate, by cosine and words."""
-    lexical, coverage = _lexical(query, candidates)
+    lexical, shares, matched = _lexical(query, candidates)
     cosines = sorted((c.semantic for c in candidates if c.semantic is not None), reverse=True)
     mean, deviation = _distribution(cosines, calibration)
     order = [_LEXICAL_WEIGHT * value for value in _standardised(lexical)]
@@ -260,14 +245,19 @@ def _scores(
     if cosines:
         # The floor has no measure for a row that only another arm surfaced.
         measured = [i for i, c in enumerate(candidates) if c.semantic is not None]
-        best = max(measured, key=lambda i: (order[i], candidates[i].id))
-        logit = calibration.coverage * coverage[best] + calibration.shape * fits(query, candidates[best].text)
-        logit += calibration.pair * _paired(candidates, order, best)
+        leading = nlargest(_LEADING, measured, key=lambda i: (order[i], candidates[i].id))
+        best = leading[0]
+        kinds = [fits(query, candidates[i].text) for i in leading]
+        logit = calibration.kinds * sum(kinds) / len(kinds) + calibration.best_kind * kinds[0]
+        logit += calibration.coverage * shares[best]
+        if _shares_script(query, candidates):
+            most = max(matched[i] for i in leading)
+            logit += calibration.words * (math.sqrt(most / _WORDS_UNIT) - _USUAL_WORDS)
         answered = _answered(query, cosines, logit, calibration)
     else:
-        measured = [i for i in range(len(candidates)) if coverage[i] > 0]
+        measured = [i for i in range(len(candidates)) if shares[i] > 0]
         best = max(measured, key=lambda i: (order[i], candidates[i].id), default=0)
-        answered = coverage[best]
+        answered = shares[best]
     relevance = [0.0] * len(candidates)
     for i in measured:
         behind = max(0.0, order[best] - order[i]) / _CLOSENESS_SPAN
@@ -297,14 +287,10 @@ def _answered(query: str, cosines: Sequence[float], logit: float, calibration: C
     return 1 / (1 + math.exp(-min(40.0, max(-40.0, logit))))
 
 
-def _paired(candidates: Sequence[Candidate], order: Sequence[float], best: int) -> int:
-    """Whether the other side of the best turn is found as well: 1 or -1, and 0 where there are no sides."""
-    turn = candidates[best]
-    if turn.role is None or turn.document_id is None:
-        return 0
-    leading = nlargest(_PAIR_AMONG, range(len(candidates)), key=lambda i: (order[i], candidates[i].id))
-    same = sum(candidates[i].document_id == turn.document_id for i in leading)
-    return 1 if same > 1 else -1
+def _shares_script(query: str, candidates: Sequence[Candidate]) -> bool:
+    """Whether the query could share words with most candidates: both in Han characters, or neither."""
+    han = sum(IS_HAN.search(candidate.text) is not None for candidate in candidates)
+    return (IS_HAN.search(query) is not None) == (2 * han > len(candidates))
 
 
 def _distribution(cosines: Sequence[float], calibration: Calibration) -> tuple[float, float]:
@@ -346,25 +332,29 @@ def _with_neighbours(candidates: Sequence[Candidate], order: Sequence[float]) ->
     ]
 
 
-def _lexical(query: str, candidates: Sequence[Candidate]) -> tuple[list[float], list[float]]:
-    """BM25 and the share of the query's words (by their weight, 0 to 1) of each candidate."""
+def _lexical(query: str, candidates: Sequence[Candidate]) -> tuple[list[float], list[float], list[float]]:
+    """Of each candidate: BM25, the share of the query's words it holds (by weight), their whole weight."""
     terms = query_terms(query)
     counts = [counts_of(candidate.text.lower(), terms) for candidate in candidates]
-    total = len(candidates)
     found = {term: sum(term in count for count in counts) for term in terms}
-    weights = {
-        term: weight * math.log(1 + (total - found[term] + 0.5) / (found[term] + 0.5))
-        for term, weight in terms.items()
-    }
+    weights = _weights(terms, found, len(candidates))
+    rarities = _weights(terms, found, max(len(candidates), _RARITY_AMONG))
     whole = math.fsum(weights.values()) or 1.0
-    average = sum(len(candidate.text) for candidate in candidates) / total or 1.0
+    average = sum(len(candidate.text) for candidate in candidates) / len(candidates) or 1.0
     scores: list[float] = []
-    shares: list[float] = []
     for candidate, count in zip(candidates, counts, strict=True):
         damping = _BM25_K1 * (1 - _BM25_B + _BM25_B * len(candidate.text) / average)
         scores.append(sum(weights[t] * n * (_BM25_K1 + 1) / (n + damping) for t, n in count.items()))
-        shares.append(sum(weights[term] for term in count) / whole)
-    return scores, shares
+    shares = [sum(weights[term] for term in count) / whole for count in counts]
+    return scores, shares, [sum(rarities[term] for term in count) for count in counts]
+
+
+def _weights(terms: Mapping[str, float], found: Mapping[str, int], total: int) -> dict[str, float]:
+    """The terms' weights by how few of `total` texts hold them."""
+    return {
+        term: weight * math.log(1 + (total - found[term] + 0.5) / (found[term] + 0.5))
+        for term, weight in terms.items()
+    }
 
 
 class _Seen:
@@ -372,15 +362,10 @@ class _Seen:
 
     def __init__(self) -> None:
         self._exact: set[str] = set()
-        self._turns: set[str] = set()
         self._sets: list[tuple[frozenset[str], list[str]]] = []
 
     def repeats(self, candidate: Candidate) -> bool:
         """Whether a candidate says what an earlier one said; remembers it when it does not."""
-        if candidate.role is not None and candidate.document_id is not None:
-            if candidate.document_id in self._turns:
-                return True
-            self._turns.add(candidate.document_id)
         text = unicodedata.normalize("NFKC", candidate.text).casefold()
         pieces = RUN.findall(text)
         exact = "".join(pieces)

@@ -16,6 +16,7 @@ from service.routes.memory import recall_reply
 from service.routes.services import Services
 
 PATH = "/memory/recall"
+_NO_STORE = (b"cache-control", b"no-store")
 
 
 class RecallLane:
@@ -43,7 +44,7 @@ class RecallLane:
                 "headers": [
                     (b"content-type", reply.media_type.encode()),
                     (b"content-length", b"%d" % len(reply.body)),
-                    (b"cache-control", b"no-store"),
+                    _NO_STORE,
                 ],
             }
         )

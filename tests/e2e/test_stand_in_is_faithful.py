@@ -19,13 +19,15 @@ _OPEN = {"links_by_link_type", "links_by_fact_type", "nodes_by_fact_type", "oper
 _FRESH = uuid.UUID(int=7)
 
 
-@pytest.fixture(params=["stand-in", "real"])
-async def either_url(request: pytest.FixtureRequest) -> AsyncIterator[str]:
-    if request.param == "real":
-        yield request.getfixturevalue("hindsight_url")
-        return
+@pytest.fixture
+async def stand_in_url() -> AsyncIterator[str]:
     async with HindsightStandIn() as stand_in:
         yield stand_in.url
+
+
+@pytest.fixture(params=["stand-in", "real"])
+def either_url(request: pytest.FixtureRequest, stand_in_url: str, hindsight_url: str) -> str:
+    return hindsight_url if request.param == "real" else stand_in_url
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)

@@ -59,9 +59,11 @@ async def scripted(talk: Talk, greeting: bytes = _GREETING) -> AsyncIterator[str
     """A server that talks to each connection as the test says, then closes it; its URL."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(EOFError, OSError):
-            await talk(Wire(reader, writer, greeting))
-        writer.close()
+        try:
+            with suppress(EOFError, OSError):
+                await talk(Wire(reader, writer, greeting))
+        finally:
+            writer.close()
         with suppress(OSError):
             await writer.wait_closed()
 
@@ -242,6 +244,28 @@ async def test_a_silent_server_is_cut_off(redis_server: RedisServer) -> None:
         assert {type(result) for result in results} == {ConnectionError}
         assert 0.9 < took_s < 2
         assert await wait_until(lambda: redis.execute(b"PING"), "it is connected again") == b"PONG"
+
+
+async def test_who_waits_until_a_time_fails_then_and_replies_stay_matched(redis_server: RedisServer) -> None:
+    async with PipelinedRedis(redis_server.url) as redis:
+        await redis.execute(b"PING")
+        ended: list[int] = []
+
+        async def ask(wait_ms: int) -> None:
+            with pytest.raises(TimeoutError):
+                await redis.execute_by(began + wait_ms / 1000, b"ECHO", b"late")
+            ended.append(wait_ms)
+
+        began = asyncio.get_running_loop().time()
+        redis_server.pause()
+        try:
+            patient = asyncio.create_task(redis.execute_by(began + 60, b"ECHO", b"patient"))
+            await asyncio.gather(*map(ask, (200, 50, 120)))
+        finally:
+            redis_server.resume()
+        assert ended == [50, 120, 200]
+        assert await patient == b"patient"
+        assert await redis.execute_by(began + 60, b"ECHO", b"next") == b"next"
 
 
 async def test_silence_counts_only_while_something_is_awaited() -> None:

@@ -103,8 +103,8 @@ async def test_the_hurry_of_the_first_is_not_the_patients_loss(
     api: Api, stand_in: HindsightStandIn, user: str
 ) -> None:
     remember(stand_in, user, "first")
-    stand_in.fail("recall", "slow", seconds=0.7, times=2)
-    hasty = asyncio.create_task(api.recall(user, QUERY, timeout_ms="200"))
+    stand_in.fail("recall", "slow", seconds=1.5, times=2)
+    hasty = asyncio.create_task(api.recall(user, QUERY, timeout_ms="600"))
     await wait_until(lambda: asked(stand_in), "the first has asked")
     patient = await asyncio.gather(*(api.recall(user, QUERY, timeout_ms="5000") for _ in range(20)))
     assert how(await hasty)["degraded"]

@@ -1,5 +1,6 @@
 """Bytes → fields: JSON and forms, and nothing that two readers could read differently."""
 
+import asyncio
 import json
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -7,9 +8,11 @@ from urllib.parse import quote, urlencode
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from service.errors import MalformedBody
-from service.routes.payload import decode
+from service.errors import MalformedBody, TooLarge
+from service.routes.payload import decode, read_payload
+from starlette.types import Message
 
+pytestmark = pytest.mark.anyio
 FORM = "application/x-www-form-urlencoded"
 JSON = "application/json"
 
@@ -142,3 +145,68 @@ def test_any_bytes_are_fields_or_refused(content_type: str, body: bytes) -> None
         return
     assert isinstance(fields, dict)
     assert all(isinstance(name, str) for name in fields)
+
+
+class Client:
+    """Sends its messages in turn; waits before those numbered in `waits`, for ever before `stalls`."""
+
+    def __init__(self, *messages: Message, waits: tuple[int, ...] = (), stalls: int = -1) -> None:
+        self._messages = messages
+        self._waits = waits
+        self._stalls = stalls
+        self._sent = 0
+        self.was_left = False
+
+    async def receive(self) -> Message:
+        number = self._sent
+        self._sent += 1
+        try:
+            if number == self._stalls:
+                await asyncio.Event().wait()
+            if number in self._waits:
+                # Once for a turn of the loop, once for something that ends.
+                await asyncio.sleep(0)
+                await asyncio.create_task(asyncio.sleep(0))
+        except BaseException:
+            self.was_left = True
+            raise
+        return self._messages[number]
+
+
+def part(body: bytes, *, more: bool = False) -> Message:
+    return {"type": "http.request", "body": body, "more_body": more}
+
+
+GONE: Message = {"type": "http.disconnect"}
+SCOPE: dict[str, Any] = {"headers": [(b"content-type", b"application/json")]}
+
+
+@pytest.mark.parametrize("waits", [(), (0,), (1,), (0, 1)])
+async def test_a_body_in_pieces_whether_it_is_there_or_has_to_come(waits: tuple[int, ...]) -> None:
+    client = Client(part(b'{"a"', more=True), part(b": 1}"), waits=waits)
+    assert await read_payload(SCOPE, client.receive, 100) == {"a": 1}
+    client = Client(part(b'{"a": 1}'), waits=waits)
+    assert await read_payload(SCOPE, client.receive, 8) == {"a": 1}
+
+
+@pytest.mark.parametrize("waits", [(), (0,), (1,)])
+async def test_a_body_that_is_too_large_or_breaks_off_is_refused(waits: tuple[int, ...]) -> None:
+    first = part(b'{"a"', more=True)
+    for limit, messages in ((3, [first]), (7, [first, part(b": 1}")]), (7, [part(b'{"a": 1}')])):
+        with pytest.raises(TooLarge):
+            await read_payload(SCOPE, Client(*messages, waits=waits).receive, limit)
+    for messages in ([GONE], [first, GONE]):
+        with pytest.raises(MalformedBody, match="whole"):
+            await read_payload(SCOPE, Client(*messages, waits=waits).receive, 100)
+
+
+@pytest.mark.parametrize("stalls", [0, 1])
+async def test_who_is_cancelled_while_a_body_is_awaited_leaves_nothing_waiting(stalls: int) -> None:
+    client = Client(part(b"{", more=True), stalls=stalls)
+    reading = asyncio.create_task(read_payload(SCOPE, client.receive, 100))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    assert client.was_left

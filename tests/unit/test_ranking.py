@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from service.policy.lexicon import fits
 from service.policy.ranking import (
     DEFAULT_MIN_SCORE,
     GENERIC,
@@ -207,14 +208,48 @@ def test_an_observation_takes_the_place_of_its_sources() -> None:
     assert {"f1", "f2"}.isdisjoint(found)
 
 
-def test_the_two_sides_of_a_turn_are_one_memory_and_the_users_is_shown() -> None:
-    rows = (
-        Candidate("a", "Great that plot 27 is yours", semantic=0.88, document_id="t", role="assistant"),
-        Candidate("u", "I finally got the allotment", semantic=0.86, document_id="t", role="user"),
-    )
-    found = ids("allotment plot", (*rows, *UNRELATED), top_k=90)
-    assert found[0] == "u"
-    assert "a" not in found
+@pytest.mark.parametrize(
+    ("query", "holds", "lacks"),
+    [
+        ("How much is my rent?", "The flat costs 740 pounds", "The flat is lovely"),
+        ("我每个月的房租是多少钱？", "房租五千八百块", "房租又要涨了"),
+        ("How old is my sister?", "My sister turned thirty", "My sister called"),
+        ("我妹妹几岁了？", "妹妹今年二十一岁", "妹妹打来电话"),
+        ("What is my phone number?", "Call me on 0113496", "I lost my phone"),
+        ("我的护照什么时候到期？", "护照明年三月到期", "护照放在抽屉里"),
+        ("When is the exam?", "The exam is on Tuesday", "The exam scares me"),
+        ("How many cats do I have?", "I have three cats", "I have cats"),
+        ("What is the name of my hospital?", "The ward at Larkfield", "The ward is busy"),
+        ("谁送了我吉他？", "我哥给的吉他", "吉他是旧的"),
+        ("Where do I live?", "I moved to Leeds", "I moved again"),
+        ("我住在哪里？", "我住在杭州", "我刚搬完"),
+    ],
+)
+def test_a_text_fits_a_question_when_it_holds_what_is_asked_for(query: str, holds: str, lacks: str) -> None:
+    assert fits(query, holds) == 1
+    assert fits(query, lacks) == -1
+
+
+def test_a_question_that_asks_for_no_kind_is_neutral() -> None:
+    assert fits("What did I say about the garden?", "Nothing, 27 May, Leeds") == 0
+    assert fits("我家房子多大面积？", "一百二十平") == 1
+
+
+def test_what_the_question_asks_for_raises_the_relevance() -> None:
+    def relevance(text: str) -> float:
+        rows = (Candidate("x", text, semantic=0.85), *UNRELATED)
+        return rank("When is my exam?", rows, calibration=E5, min_score=0).kept[0].relevance
+
+    assert relevance("My exam is on Tuesday") > relevance("My exam is on my mind")
+
+
+def test_words_are_not_asked_of_memories_in_another_script() -> None:
+    def relevance(query: str) -> float:
+        rows = (Candidate("x", "Moved up to the stroke unit", semantic=0.88), *UNRELATED)
+        return rank(query, rows, calibration=E5, min_score=0).kept[0].relevance
+
+    # The same cosines: a lack of shared words counts against the English question only.
+    assert relevance("我换到哪个科了") > relevance("Which department is mine")
 
 
 def test_facts_of_one_document_stay_apart() -> None:
@@ -247,7 +282,6 @@ candidates = st.lists(
         semantic=st.none() | st.floats(-1, 1),
         document_id=st.none() | st.sampled_from(["d1", "d2"]),
         group=st.none() | st.sampled_from(["g1", "g2"]),
-        role=st.none() | st.sampled_from(["user", "assistant"]),
         occurred_at=st.none() | st.datetimes(timezones=st.just(UTC)),
     ),
     max_size=12,

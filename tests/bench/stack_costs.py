@@ -1,0 +1,117 @@
+"""Recall beyond the cache, on the real local stack: a miss against Hindsight itself, and many banks."""
+
+import contextlib
+import secrets
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import httpx
+from hindsight_client import Hindsight
+from service.adapters.hindsight import HindsightAdapter
+from service.scope import BankId, bank_of
+from service.settings import Settings
+
+from tests.bench.recall.stack import product
+
+_TIMEOUT_S: Final = 60
+# As our own recall asks: see `service.memory.answer`.
+_BUDGET: Final = "mid"
+_MAX_TOKENS: Final = 8192
+_TENANT: Final[str] = Settings.model_fields["tenant"].default
+_FACTS: Final = (
+    "I live in Lisbon and work as a backend engineer on payment systems.",
+    "My daughter started school in September, so I meet after nine in the morning.",
+    "I am allergic to peanuts.",
+    "For the marathon in October I run four times a week.",
+    "I read your messages on my phone on the train to work.",
+)
+
+
+async def run(tell: Callable[[str], None], *, questions: int, bank_counts: Sequence[int]) -> dict[str, float]:
+    """Start a stack, measure, stop it: names → ms, or banks a second."""
+    prefix = f"bench-{secrets.token_hex(4)}-"
+    async with contextlib.AsyncExitStack() as stack:
+        local = await stack.enter_async_context(product(None))
+        tell("the local stack is up")
+        api = await stack.enter_async_context(
+            httpx.AsyncClient(
+                base_url=local.url,
+                headers={"Authorization": f"Bearer {local.api_key}"},
+                timeout=_TIMEOUT_S,
+                trust_env=False,
+            )
+        )
+        direct = Hindsight(local.hindsight_url, timeout=_TIMEOUT_S)
+        stack.push_async_callback(direct.aclose)
+        user = f"{prefix}0"
+        await _remember(api, user)
+        found = await _miss(api, direct, user, questions)
+        tell(f"misses: {found}")
+        settings = Settings(hindsight_url=local.hindsight_url)
+        adapter = await stack.enter_async_context(HindsightAdapter.from_settings(settings))
+        made = 1
+        for count in bank_counts:
+            found |= await _banks(adapter, prefix, made, count)
+            made = count
+            times = [await _ask_direct(direct, user, f"banks {count} {number}") for number in range(20)]
+            found[f"recall_direct_ms_p50_banks_{count}"] = round(statistics.median(times), 1)
+            tell(f"{count} banks")
+    return found
+
+
+async def _remember(api: httpx.AsyncClient, user: str) -> None:
+    for number, fact in enumerate(_FACTS):
+        added = await api.post(
+            "/memory/add", json={"user_id": user, "user_message": fact, "turn_id": str(number)}
+        )
+        assert added.status_code == 202, added.text
+        job = await api.get(f"/memory/jobs/{added.json()['job_id']}", params={"wait_s": 30})
+        assert job.json()["status"] == "done", job.text
+
+
+async def _miss(api: httpx.AsyncClient, direct: Hindsight, user: str, questions: int) -> dict[str, float]:
+    """The same kind of question, in turn, each one new: through us and straight to Hindsight."""
+    ours: list[float] = []
+    theirs: list[float] = []
+    for number in range(questions + 5):
+        question = f"Where do I live and work, number {number}?"
+        started = time.perf_counter()
+        reply = await api.post("/memory/recall", json={"user_id": user, "query": question, "fresh": "false"})
+        ours.append((time.perf_counter() - started) * 1000)
+        answer = reply.json()
+        assert not answer["cached"], reply.text
+        assert not answer["degraded"], reply.text
+        theirs.append(await _ask_direct(direct, user, question))
+    # The first few open connections and warm both sides up.
+    p50_ours, p50_theirs = statistics.median(ours[5:]), statistics.median(theirs[5:])
+    return {
+        "recall_miss_ms_p50": round(p50_ours, 2),
+        "recall_direct_ms_p50": round(p50_theirs, 2),
+        "recall_miss_added_ms_p50": round(p50_ours - p50_theirs, 2),
+    }
+
+
+async def _ask_direct(direct: Hindsight, user: str, question: str) -> float:
+    started = time.perf_counter()
+    await direct.arecall(
+        bank_of(_TENANT, user),
+        question,
+        budget=_BUDGET,
+        max_tokens=_MAX_TOKENS,
+        types=["observation", "world", "experience"],
+        prefer_observations=True,
+    )
+    return (time.perf_counter() - started) * 1000
+
+
+async def _banks(adapter: HindsightAdapter, prefix: str, made: int, count: int) -> dict[str, float]:
+    """Make empty banks until there are `count`."""
+    times: list[float] = []
+    for number in range(made, count):
+        started = time.perf_counter()
+        await adapter.make_bank(BankId(bank_of(_TENANT, f"{prefix}{number}")))
+        times.append((time.perf_counter() - started) * 1000)
+    last = times[-max(1, count // 10) :]
+    return {f"bank_creation_ms_p50_banks_{count}": round(statistics.median(last), 1)}
