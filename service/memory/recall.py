@@ -131,7 +131,7 @@ class Recaller:
         # Most queries begin with a word; looking for one costs more than looking at the first character.
         if not (query[:1].isalnum() and query.isascii()) and not has_word(query):
             return _reply(encode(nothing(), as_text=as_text), as_text, "no_words", reason="no_words")
-        key = self._key(request, query, request.format)
+        key = self._key(request, bank, query, request.format)
 
         # A silent cache must leave time for the rest, even of a short deadline.
         found = await self._find(bank, key, now + wanted_s / 2)
@@ -141,7 +141,7 @@ class Recaller:
             request,
             question_of(request, bank, query, self._settings.min_score),
             key,
-            self._key(request, query, "json") if as_text else key,
+            self._key(request, bank, query, "json") if as_text else key,
             found.epochs,
             now + wanted_s,
         )
@@ -292,11 +292,15 @@ class Recaller:
             await asyncio.sleep(LEASE_RENEWAL_S)
             self._cache.renew_lease(ask.bank, ask.key, holder)
 
-    def _key(self, request: RecallRequest, query: str, form: str) -> str:
-        """Digest of everything that changes the bytes of the answer, but for the bank."""
+    def _key(self, request: RecallRequest, bank: BankId, query: str, form: str) -> str:
+        """Digest of everything that changes the bytes of the answer, whose memory it is first of all.
+
+        The bank is also in the names of Redis' keys, but flights are named by this digest alone.
+        """
         # Plain numbers and strings only, so that equal renderings mean equal values.
         parts = (
             self._setup,
+            bank,
             query,
             request.top_k,
             request.max_chars,

@@ -8,9 +8,9 @@ import pytest
 from service.settings import Settings
 
 from tests.fakes.hindsight import HindsightStandIn
-from tests.integration.conftest import Api, Workshop, settings_for
+from tests.integration.conftest import Api, Workshop, run_api, settings_for
 from tests.integration.recall_parts import QUERY, remember, said
-from tests.support import RedisServer
+from tests.support import RedisServer, free_port
 
 pytestmark = pytest.mark.anyio
 USERS = 16
@@ -62,3 +62,18 @@ async def test_64_callers_over_16_users(
     is_over.set()
     await working
     assert seen == {number: {str(number)} for number in range(USERS)}
+
+
+async def test_without_a_cache_people_with_the_same_question_share_no_flight(
+    settings: Settings, stand_in: HindsightStandIn, user: str
+) -> None:
+    """Epochs tell banks apart only as long as there is a cache to have them from."""
+    for number in range(USERS):
+        remember(stand_in, f"{user}-{number}", f"owner{number}x")
+    stand_in.fail("recall", "slow", seconds=0.3)
+    nowhere = f"redis://127.0.0.1:{free_port()}/0"
+    changes = {"cache_redis_url": nowhere, "recall_concurrency": USERS, "recall_deadline_ms": 8000}
+    async with run_api(settings.model_copy(update=changes)) as api:
+        replies = await asyncio.gather(*(api.recall(f"{user}-{n}", QUERY) for n in range(USERS)))
+    for number, reply in enumerate(replies):
+        assert set(NUMBERED.findall(reply.text)) == {str(number)}, reply.text
