@@ -3,6 +3,7 @@
 import errno
 import random
 import socket
+import time
 from pathlib import Path
 
 from service.embedded.errors import LocalStackError
@@ -12,6 +13,7 @@ _LISTENING = "0A"  # the state in /proc/net/tcp
 # Below the range that Linux hands to outgoing connections (32768 and up): while a child is down nobody
 # gets its port by chance, and a client that knocks meanwhile cannot connect to itself.
 _INTERNAL_PORTS = range(20_000, 30_000)
+_DYING_S = 2.0
 
 
 def is_free(host: str, port: int) -> bool:
@@ -119,7 +121,11 @@ def api_port(host: str, wanted: int, *, is_explicit: bool) -> int:
     Raises:
         LocalStackError: the port that was asked for is taken, or none of the next 100 is free.
     """
-    if is_free(host, wanted):
+    # A stack that was killed a moment ago may still be closing its sockets.
+    patient_until = time.monotonic() + (_DYING_S if is_explicit else 0)
+    while not (free := is_free(host, wanted)) and time.monotonic() < patient_until:
+        time.sleep(0.05)
+    if free:
         return wanted
     if is_explicit:
         raise LocalStackError(
