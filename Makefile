@@ -43,12 +43,12 @@ check: .venv/.dev ## Lint, types, layers; locks and generated files up to date
 
 .PHONY: test
 test: .venv/.dev ## Unit, integration and end-to-end tests on the real parts (under 10 minutes)
-	$(BIN)/pytest tests/unit tests/integration -n 4 --dist loadfile
+	$(BIN)/pytest tests/unit tests/integration -n 2 --dist loadfile
 	$(BIN)/pytest tests/e2e -n 2 --dist loadfile
 
 .PHONY: test-fast
 test-fast: .venv/.dev ## Only unit and integration tests
-	$(BIN)/pytest tests/unit tests/integration -n 4 --dist loadfile
+	$(BIN)/pytest tests/unit tests/integration -n 2 --dist loadfile
 
 .PHONY: faults
 faults: .venv/.dev ## Kills, cuts and races for as long as it takes (10 to 30 minutes)
