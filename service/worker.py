@@ -1,19 +1,24 @@
 """The worker's root: settings → adapters → arq.
 
-Run it as `arq service.worker.WorkerSettings` or `dify-memory worker`. arq reads a class, so that
-this module is the one place that reads the environment when it is imported.
+Run it as `dify-memory worker`, which outlives a restart of Redis; `arq service.worker.WorkerSettings`
+works as well, under a supervisor. arq reads a class, so that this module is the one place that reads
+the environment when it is imported.
 """
 
 import asyncio
 import json
-from contextlib import AsyncExitStack
+import logging
+import signal
+from contextlib import AsyncExitStack, suppress
 from typing import Any, ClassVar, cast
 
 from arq import cron, func
 from arq.connections import RedisSettings
+from arq.worker import Worker, create_worker
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from service import jobs, keyspace, logs
@@ -24,11 +29,16 @@ from service.memory.store import StoreOptions, Storer
 from service.metrics import Metrics
 from service.settings import Settings
 
+_log = logging.getLogger(__name__)
+
 # Longer than a shift with the slowest try at its end (see memory/store.py).
 _DRAIN_TIMEOUT_S = 60
 _SWEEP_TIMEOUT_S = 60
 # arq's places that drains cannot take: one each for dispatch and sweep.
 _OTHER_JOBS = 2
+# How long running jobs may take to end before they are cancelled; a claim outlives that.
+_COMPLETION_WAIT_S = 10
+_RESTART_PAUSE_S = 1.0
 
 
 def redis_settings_of(settings: Settings) -> RedisSettings:
@@ -116,8 +126,57 @@ class WorkerSettings:
     # arq must see what lies behind it.
     queue_read_limit = 1000
     keep_result = 0
-    job_completion_wait = 10
+    job_completion_wait = _COMPLETION_WAIT_S
     # arq drops a job that long after it was due (trap 6). Ours hold nothing, so that none need live longer.
     expires_extra_ms = 600_000
     job_serializer = _serialize
     job_deserializer = _deserialize
+
+
+async def run_until_stopped() -> None:
+    """Run arq's worker until SIGINT or SIGTERM, and start it anew whenever Redis broke under it.
+
+    arq gives up its loop when a connection breaks in the lines that watch a job or queue a cron job, where
+    no retry of the client's reaches (arq trap 5). Nothing is lost by that: what was accepted is in the
+    turns log, and a claim that was held runs out.
+    """
+    stopping = asyncio.Event()
+    running: list[Worker] = []
+
+    def stop(number: signal.Signals) -> None:
+        stopping.set()
+        for worker in running:
+            worker.handle_sig_wait_for_completion(number)
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop, number)
+    while not stopping.is_set():
+        # The loop's signal handlers are ours: one that arq set would tell a worker which is gone.
+        worker = create_worker(WorkerSettings, handle_signals=False)  # type: ignore[arg-type]
+        running[:] = [worker]
+        try:
+            await worker.async_run()
+        except asyncio.CancelledError:
+            if not stopping.is_set():
+                raise
+        except (RedisError, OSError) as exc:
+            _log.warning("worker_restarts", extra={"error": type(exc).__name__})
+        finally:
+            await _close(worker)
+        if not stopping.is_set():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(stopping.wait(), _RESTART_PAUSE_S)
+
+
+async def _close(worker: Worker) -> None:
+    jobs_left = list(worker.tasks.values())
+    if jobs_left:
+        await asyncio.wait(jobs_left, timeout=_COMPLETION_WAIT_S)
+    try:
+        await worker.close()
+    except (RedisError, OSError, asyncio.CancelledError) as exc:
+        # Jobs that ended with Redis, or that were cancelled before they began; arq closes nothing then.
+        _log.warning("worker_closed_badly", extra={"error": type(exc).__name__})
+        if "stack" in worker.ctx:
+            await _stop(worker.ctx)

@@ -28,13 +28,13 @@ def environment(redis_url: str, hindsight_url: str, **settings: object) -> dict[
 
 
 class WorkerProcess(ServerProcess):
-    """`arq service.worker.WorkerSettings`; ready once it has written its heartbeat."""
+    """`dify-memory worker`; ready once it has written its heartbeat."""
 
     def __init__(self, folder: Path, redis_url: str, hindsight_url: str, **settings: object) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._redis_url = redis_url
         super().__init__(
-            [sys.executable, "-m", "arq", "service.worker.WorkerSettings"],
+            [sys.executable, "-c", "from service.cli.main import main; main()", "worker"],
             log_path=folder / "worker.log",
             is_ready=self._has_heartbeat,
             env=environment(redis_url, hindsight_url, **settings),

@@ -62,17 +62,6 @@ async def done(log: TurnsLog, job_id: JobId, timeout_s: float = 30) -> None:
     await wait_until(is_done, "the job is done", timeout_s)
 
 
-async def done_under_supervision(worker: WorkerProcess, log: TurnsLog, job_id: JobId) -> None:
-    async def is_done() -> bool:
-        if not worker.is_running:
-            assert "WatchError" in worker.log(), worker.log()
-            await worker.start()
-        job = await log.job(job_id)
-        return job is not None and job.status == "done"
-
-    await wait_until(is_done, "the job is done", 60)
-
-
 async def test_it_stores_and_leaves_nothing_behind(
     worker: WorkerProcess, log: TurnsLog, redis: Redis, stand_in: HindsightStandIn, bank: BankId
 ) -> None:
@@ -128,23 +117,43 @@ async def test_it_survives_a_redis_restart(
     stand_in: HindsightStandIn,
     bank: BankId,
 ) -> None:
-    """Trap 5, idle and in the middle of its work; what was accepted survives with it.
-
-    arq lets a `WatchError` out when the connection breaks in the few lines that watch a job, and the
-    process ends; whoever supervises it starts it again, and so does this test.
-    """
+    """Trap 5, idle and in the middle of its work; what was accepted survives with it."""
     await redis_server.kill()
     await redis_server.start()
     _, job_id, _ = await add_turn(log, bank, texts=("after",))
-    await done_under_supervision(worker, log, job_id)
+    await done(log, job_id, 60)
 
     stand_in.fail("retain", "slow", seconds=1, times=1)
     _, job_id, _ = await add_turn(log, bank, texts=("during",))
     await wait_until(lambda: len(stand_in.requests_for("retain")) == 2, "the worker is at it")
     await redis_server.kill()
     await redis_server.start()
-    await done_under_supervision(worker, log, job_id)
+    await done(log, job_id, 60)
     assert [text for _, text in stand_in.banks[bank].written] == ["after", "during"]
+    assert worker.is_running
+
+
+async def test_it_goes_on_after_its_own_connections_broke(
+    worker: WorkerProcess, log: TurnsLog, redis: Redis, bank: BankId
+) -> None:
+    """Trap 5, in every window: arq lets out what breaks while it watches a job or queues a cron job."""
+
+    async def restarted() -> bool:
+        assert worker.is_running, worker.log()
+        await redis.client_kill_filter(_type="normal", skipme=True)
+        return "worker_restarts" in worker.log()
+
+    await wait_until(restarted, "a connection broke where arq does not try again", 60)
+    _, job_id, _ = await add_turn(log, bank)
+    await done(log, job_id, 30)
+    await worker.stop()
+    assert await redis.exists(keyspace.ARQ_HEALTH) == 0
+
+
+async def test_it_stops_while_there_is_no_redis(worker: WorkerProcess, redis_server: RedisServer) -> None:
+    await redis_server.kill()
+    await worker.stop()
+    await redis_server.start()
 
 
 async def test_a_killed_workers_bank_is_handed_out_again_when_its_claim_ends(
