@@ -1,0 +1,1 @@
+"""The wire of review: listing, forgetting, correcting and carrying away one user's memories."""
