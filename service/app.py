@@ -93,7 +93,7 @@ class _Api(FastAPI):
 
     def surround(self, metrics: Metrics) -> None:
         """Put the layers in place."""
-        self._edge = RequestContext(RecallLane(super().__call__), metrics)
+        self._edge = RequestContext(super().__call__, metrics, RecallLane())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI connection."""
@@ -108,9 +108,10 @@ class RequestContext:
     second, and the metrics count them.
     """
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics, lane: RecallLane) -> None:
         self._app = app
         self._metrics = metrics
+        self._lane = lane
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI connection."""
@@ -122,6 +123,7 @@ class RequestContext:
         logs.request_id.set(request_id)
         id_header = (b"x-request-id", request_id.encode())
         status = 0
+        is_recall = self._lane.takes(scope)
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
@@ -131,7 +133,10 @@ class RequestContext:
             await send(message)
 
         try:
-            await self._app(scope, receive, send_with_id)
+            if is_recall:
+                status = await self._lane.answer(scope, receive, send, id_header)
+            else:
+                await self._app(scope, receive, send_with_id)
         except Exception:  # noqa: BLE001 - the outermost edge: counted, logged, answered
             _log.error("request_failed", exc_info=True)
             if not status:
@@ -139,9 +144,9 @@ class RequestContext:
             status = status or 500
         finally:
             seconds = perf_counter() - started
-            route = str(scope.get("route_path") or getattr(scope.get("route"), "path", "unknown"))
+            route = LANE_PATH if is_recall else str(getattr(scope.get("route"), "path", "unknown"))
             self._metrics.note_request(route, status, seconds)
-            level = logging.DEBUG if route == LANE_PATH and status == 200 else logging.INFO
+            level = logging.DEBUG if is_recall and status == 200 else logging.INFO
             if _log.isEnabledFor(level):
                 _log.log(
                     level,

@@ -1,7 +1,7 @@
 """What is counted and timed. Labels are bounded: route templates, statuses, outcomes — never ids."""
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -25,18 +25,11 @@ class Metrics:
             ["outcome"],
             registry=self.registry,
         )
-        self.recalls = Counter(
-            "memory_recalls_total",
-            "How many recalls ended in which way.",
-            ["outcome"],
-            registry=self.registry,
-        )
         self.cache_failures = Counter(
             "memory_cache_failures_total",
             "How many times recall went on without its cache.",
             registry=self.registry,
         )
-        self._recalls: dict[str, Callable[[], None]] = {}
         self._requests = _Requests()
         self.registry.register(self._requests)
 
@@ -46,11 +39,8 @@ class Metrics:
 
     def note_recall(self, outcome: str) -> None:
         """Count a recall."""
-        note = self._recalls.get(outcome)
-        if note is None:
-            # Finding a labelled child costs more than counting on it, and there are few of them.
-            note = self._recalls[outcome] = self.recalls.labels(outcome).inc
-        note()
+        recalls = self._requests.recalls
+        recalls[outcome] = recalls.get(outcome, 0) + 1
 
 
 @dataclass(slots=True)
@@ -70,7 +60,7 @@ class _Tally:
 
 
 class _Requests(Collector):
-    """Counts and times of requests, as plain numbers.
+    """Counts of recalls, counts and times of requests, as plain numbers.
 
     Only the event loop's thread notes and reads them: the locks of the library's own counters would
     cost a cache hit as much as looking it up.
@@ -79,6 +69,7 @@ class _Requests(Collector):
     def __init__(self) -> None:
         self._tallies: dict[tuple[str, int], _Tally] = {}
         self._times: dict[str, _Times] = {}
+        self.recalls: dict[str, int] = {}
 
     def note(self, route: str, status: int, seconds: float) -> None:
         """One request more."""
@@ -93,6 +84,12 @@ class _Requests(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """The numbers as Prometheus wants them."""
+        recalls = CounterMetricFamily(
+            "memory_recalls", "How many recalls ended in which way.", labels=["outcome"]
+        )
+        for outcome, count in self.recalls.items():
+            recalls.add_metric([outcome], count)
+        yield recalls
         requests = CounterMetricFamily(
             "memory_requests", "How many requests were answered.", labels=["route", "status"]
         )

@@ -75,6 +75,23 @@ class Found(NamedTuple):
 NOT_FOUND = Found(None, None, None)
 
 
+class Address(NamedTuple):
+    """The names of what a look-up reads: the bank's write and purge epoch, the answer."""
+
+    write: bytes
+    purge: bytes
+    answer: bytes
+
+
+def address_of(bank: BankId, question: str) -> Address:
+    """Where the epochs and the answer of a question are."""
+    return Address(
+        keyspace.write_epoch(bank).encode(),
+        keyspace.purge_epoch(bank).encode(),
+        keyspace.recall(bank, question).encode(),
+    )
+
+
 class RecallCache:
     """Open as an async context manager; values are opaque bytes."""
 
@@ -105,13 +122,13 @@ class RecallCache:
 
     async def find(self, bank: BankId, question: str, ends: float) -> Found:
         """Epochs and answer in one round trip; waits no longer than until `ends` (the loop's time)."""
+        return await self.find_at(address_of(bank, question), ends)
+
+    async def find_at(self, address: Address, ends: float) -> Found:
+        """`find` by an address that was made before."""
         try:
             write, purge, value = await self._redis.execute_by(
-                min(ends, self._loop.time() + self._patience_s),
-                b"MGET",
-                keyspace.write_epoch(bank).encode(),
-                keyspace.purge_epoch(bank).encode(),
-                keyspace.recall(bank, question).encode(),
+                min(ends, self._loop.time() + self._patience_s), b"MGET", *address
             )
         except _TROUBLE as exc:
             raise CacheUnavailable("The cache does not answer.") from exc

@@ -14,6 +14,7 @@ import contextlib
 import math
 import ssl
 from collections import deque
+from collections.abc import Awaitable
 from types import TracebackType
 from typing import Any, Self, cast
 
@@ -70,12 +71,19 @@ class PipelinedRedis:
             protocol = await self._connected()
         return await protocol.send(command)
 
-    async def execute_by(self, ends: float, *command: bytes) -> Any:
-        """`execute`, but `TimeoutError` at `ends` (the loop's time); all who wait share one timer."""
+    def execute_by(self, ends: float, *command: bytes) -> Awaitable[Any]:
+        """`execute`, but `TimeoutError` at `ends` (the loop's time); all who wait share one timer.
+
+        Not a coroutine: on a live connection the future itself is awaited.
+        """
         protocol = self._protocol
         if protocol is None or protocol.is_lost:
-            async with asyncio.timeout_at(ends):
-                protocol = await self._connected()
+            return self._connect_and_send(ends, command)
+        return protocol.send(command, ends)
+
+    async def _connect_and_send(self, ends: float, command: tuple[bytes, ...]) -> Any:
+        async with asyncio.timeout_at(ends):
+            protocol = await self._connected()
         return await protocol.send(command, ends)
 
     def post(self, *command: bytes) -> None:

@@ -20,9 +20,19 @@ from importlib.metadata import version
 from typing import Literal, NamedTuple
 
 from service import logs
-from service.adapters.cache import LEASE_RENEWAL_S, NOT_FOUND, Epochs, Found, RecallCache, token
+from service.adapters.cache import (
+    LEASE_RENEWAL_S,
+    NOT_FOUND,
+    Address,
+    Epochs,
+    Found,
+    RecallCache,
+    address_of,
+    token,
+)
 from service.errors import CacheUnavailable, Unavailable
 from service.memory.answer import Answer, Answerer, Question, encode, nothing, question_of
+from service.memory.asked import Asked, AskedBefore
 from service.memory.flights import Flights
 from service.metrics import Metrics
 from service.policy.content import clean
@@ -108,6 +118,7 @@ class Recaller:
         self._settings = settings
         self._flights: Flights[tuple[str, bool, Epochs | None], _Flown] = Flights()
         self._slots = asyncio.Semaphore(settings.recall_concurrency)
+        self._asked = AskedBefore()
         # What differs between installations and versions but not between requests.
         setup = (
             version("dify-memory"),
@@ -118,32 +129,72 @@ class Recaller:
         self._setup = hashlib.sha256(repr(setup).encode()).hexdigest()[:16]
 
     async def recall(self, request: RecallRequest, bank: BankId, gone: Gone | None = None) -> Reply:
+        """`recall_read` of a request that was read already."""
+        return await self.recall_read(lambda: (request, bank), b"", gone)
+
+    async def recall_read(
+        self, read: Callable[[], tuple[RecallRequest, BankId]], name: bytes, gone: Gone | None = None
+    ) -> Reply:
         """The reply, at the latest at the request's deadline (plus the time it takes to write it).
 
-        `gone` returns when the client has gone away; nothing is computed for it any more then.
-        Raises `Unavailable` only when the request says `on_error=fail` and Hindsight has not answered.
+        `read` gives the request and its bank, a pure function of what `name` stands for (see `asked`; empty:
+        nothing is remembered), and its errors are raised. `gone` returns when the client has gone away;
+        nothing is computed for it any more then. Raises `Unavailable` only when the request says
+        `on_error=fail` and Hindsight has not answered.
         """
-        wanted_ms = request.timeout_ms or self._settings.recall_deadline_ms
-        wanted_s = min(wanted_ms, self._settings.recall_deadline_max_ms) / 1000
         now = asyncio.get_running_loop().time()
-        as_text = request.format == "text"
+        asked = self._asked.get(name)
+        given: tuple[RecallRequest, BankId] | None = None
+        if asked is None:
+            given = read()
+            asked = self._asked_of(*given)
+            if asked is None:
+                as_text = given[0].format == "text"
+                return _reply(encode(nothing(), as_text=as_text), as_text, "no_words", reason="no_words")
+            if name:
+                self._asked.remember(name, asked)
+        logs.bank_id.set(asked.bank)
+        # A silent cache must leave time for the rest, even of a short deadline.
+        found = await self._find(asked.bank, asked.address, now + asked.deadline_s / 2)
+        if found.current is not None and not asked.is_fresh:
+            return _hit(found.current, asked.as_text)
+        return await self._recall_anew(*(given or read()), asked, found.epochs, now + asked.deadline_s, gone)
+
+    def _asked_of(self, request: RecallRequest, bank: BankId) -> Asked | None:
+        """The request as the cache knows it; None for a query without a word."""
         query = normalised(request.query)
         # Most queries begin with a word; looking for one costs more than looking at the first character.
         if not (query[:1].isalnum() and query.isascii()) and not has_word(query):
-            return _reply(encode(nothing(), as_text=as_text), as_text, "no_words", reason="no_words")
+            return None
+        wanted_ms = request.timeout_ms or self._settings.recall_deadline_ms
         key = self._key(request, bank, query, request.format)
+        return Asked(
+            bank,
+            key,
+            address_of(bank, key),
+            request.format == "text",
+            request.fresh,
+            min(wanted_ms, self._settings.recall_deadline_max_ms) / 1000,
+        )
 
-        # A silent cache must leave time for the rest, even of a short deadline.
-        found = await self._find(bank, key, now + wanted_s / 2)
-        if found.current is not None and not request.fresh:
-            return _hit(found.current, as_text)
+    async def _recall_anew(
+        self,
+        request: RecallRequest,
+        bank: BankId,
+        asked: Asked,
+        epochs: Epochs | None,
+        ends: float,
+        gone: Gone | None,
+    ) -> Reply:
+        query = normalised(request.query)
+        as_text = asked.as_text
         ask = _Ask(
             request,
             question_of(request, bank, query, self._settings.min_score),
-            key,
-            self._key(request, bank, query, "json") if as_text else key,
-            found.epochs,
-            now + wanted_s,
+            asked.key,
+            self._key(request, bank, query, "json") if as_text else asked.key,
+            epochs,
+            ends,
         )
         async with _watched(gone) as left:
             flown = await self._fly(ask, left)
@@ -159,10 +210,10 @@ class Recaller:
             raise Unavailable("The memory cannot be asked at the moment; try again soon.", retry_after_s=5)
         return await self._last_resort(ask, flown.answer)
 
-    async def _find(self, bank: BankId, key: str, ends: float) -> Found:
+    async def _find(self, bank: BankId, address: Address, ends: float) -> Found:
         """The cached answer and the bank's epochs (None when the cache is out of reach)."""
         try:
-            found = await self._cache.find(bank, key, ends)
+            found = await self._cache.find_at(address, ends)
             if found.epochs is None:
                 found = Found(await self._cache.epochs(bank, ends), None, None)
         except CacheUnavailable:
@@ -233,7 +284,7 @@ class Recaller:
     async def _last_resort(self, ask: _Ask, answer: Answer) -> Reply:
         """What can be said without Hindsight: the last good answer and what was accepted since."""
         ends = max(ask.ends, asyncio.get_running_loop().time()) + _GRACE_S
-        found = await self._find(ask.bank, ask.json_key, ends)
+        found = await self._find(ask.bank, address_of(ask.bank, ask.json_key), ends)
         if found.current is not None and not ask.request.fresh and not ask.as_text:
             return _hit(found.current, as_text=False)  # another process was luckier
         if ask.epochs and found.epochs and not _is_unpurged(ask.epochs, found.epochs):

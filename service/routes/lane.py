@@ -8,7 +8,7 @@ there is one validation and one auth; the route in `memory` stays for the docume
 
 from typing import cast
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from service.errors import ServiceError
 from service.problems import problem
@@ -20,23 +20,24 @@ _NO_STORE = (b"cache-control", b"no-store")
 
 
 class RecallLane:
-    """ASGI layer; put it inside the request context, outside of the router."""
+    """Answers recalls in front of the router; see `takes`."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    def takes(self, scope: Scope) -> bool:
+        """Whether this request is the lane's."""
+        return bool(scope["path"] == PATH and scope["method"] == "POST")
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a recall, pass on anything else."""
-        if scope["type"] != "http" or scope["path"] != PATH or scope["method"] != "POST":
-            await self._app(scope, receive, send)
-            return
+    async def answer(
+        self, scope: Scope, receive: Receive, send: Send, request_id: tuple[bytes, bytes]
+    ) -> int:
+        """Answer a recall; the status. `request_id` is the header that every reply carries."""
         services = cast("Services", scope["state"]["services"])
-        scope["route_path"] = PATH
         try:
             reply = await recall_reply(services, scope, receive)
         except ServiceError as exc:
-            await problem(exc)(scope, receive, send)
-            return
+            response = problem(exc)
+            response.raw_headers.append(request_id)
+            await response(scope, receive, send)
+            return response.status_code
         await send(
             {
                 "type": "http.response.start",
@@ -45,7 +46,9 @@ class RecallLane:
                     (b"content-type", reply.media_type.encode()),
                     (b"content-length", b"%d" % len(reply.body)),
                     _NO_STORE,
+                    request_id,
                 ],
             }
         )
         await send({"type": "http.response.body", "body": reply.body})
+        return 200

@@ -11,13 +11,14 @@ from starlette.types import Receive, Scope
 from service import logs
 from service.auth import Caller, bank_for
 from service.memory import jobs_view, retain
+from service.memory.asked import name_of
 from service.memory.recall import Reply
 from service.problems import NO_STORE, JsonReply
 from service.routes.bodies import ERRORS, body_of
-from service.routes.payload import read_payload
+from service.routes.payload import decode, read_body, read_payload
 from service.routes.services import Services, services_of
 from service.schemas import AddReply, AddRequest, JobReply, RecallReply, RecallRequest
-from service.scope import is_absent
+from service.scope import BankId, is_absent
 
 router = APIRouter(tags=["memory"], responses=ERRORS)
 
@@ -48,10 +49,16 @@ async def recall_reply(services: Services, scope: Scope, receive: Receive) -> Re
     """Key, scope, body, bank, use case: what the route and the fast lane both do."""
     caller = services.keys.authenticate(scope)
     caller.require("recall")
-    body = RecallRequest.read(await read_payload(scope, receive, services.settings.max_body_bytes))
-    bank = bank_for(caller, scope, body.user_id, allow_anonymous=services.settings.allow_anonymous_users)
-    logs.bank_id.set(bank)
-    reply = await services.recaller.recall(body, bank, receive)
+    content_type, raw = await read_body(scope, receive, services.settings.max_body_bytes)
+
+    def read() -> tuple[RecallRequest, BankId]:
+        body = RecallRequest.read(decode(content_type.decode("latin-1"), raw))
+        return body, bank_for(
+            caller, scope, body.user_id, allow_anonymous=services.settings.allow_anonymous_users
+        )
+
+    name = name_of(caller.tenant, content_type, scope["query_string"], raw)
+    reply = await services.recaller.recall_read(read, name, receive)
     services.metrics.note_recall(reply.outcome)
     return reply
 

@@ -22,6 +22,12 @@ _READ_TIMEOUT_S = 15
 
 async def read_payload(scope: Scope, receive: Receive, max_bytes: int) -> dict[str, object]:
     """The fields of an ASGI request's body; raises `MalformedBody` or `TooLarge`. An empty body has none."""
+    content_type, body = await read_body(scope, receive, max_bytes)
+    return decode(content_type.decode("latin-1"), body)
+
+
+async def read_body(scope: Scope, receive: Receive, max_bytes: int) -> tuple[bytes, bytes]:
+    """Content type and body as they came; raises `MalformedBody` or `TooLarge`."""
     content_type = declared = b""
     for name, value in scope["headers"]:
         if name == b"content-type":
@@ -30,10 +36,6 @@ async def read_payload(scope: Scope, receive: Receive, max_bytes: int) -> dict[s
             declared = value
     if declared.isdigit() and int(declared) > max_bytes:
         raise TooLarge(f"The body may have at most {max_bytes} bytes.")
-    return decode(content_type.decode("latin-1"), await _read(receive, max_bytes))
-
-
-async def _read(receive: Receive, max_bytes: int) -> bytes:
     # Most bodies have arrived by now and are handed over without a wait; only a wait needs a timer.
     steps = receive().__await__()
     message: Message | None = None
@@ -43,7 +45,7 @@ async def _read(receive: Receive, max_bytes: int) -> bytes:
     except StopIteration as at_once:
         message = at_once.value
     if message is not None and not message.get("more_body"):
-        return _chunk(message, max_bytes)
+        return content_type, _chunk(message, max_bytes)
     try:
         async with asyncio.timeout(_READ_TIMEOUT_S):
             if message is None:
@@ -56,7 +58,7 @@ async def _read(receive: Receive, max_bytes: int) -> bytes:
                 size += len(chunks[-1])
     except TimeoutError as exc:
         raise MalformedBody("The body did not arrive in time.") from exc
-    return b"".join(chunks)
+    return content_type, b"".join(chunks)
 
 
 @types.coroutine

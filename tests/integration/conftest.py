@@ -65,7 +65,7 @@ async def settings(redis_server: RedisServer, stand_in: HindsightStandIn) -> Set
 
 
 def settings_for(redis_url: str, hindsight_url: str, **changes: object) -> Settings:
-    """Settings for tests: no debounce, quick time-outs."""
+    """Settings for tests: no debounce, quick time-outs, patience with the cache on a busy machine."""
     fields: dict[str, object] = {
         "api_key": KEY,
         "redis_url": redis_url,
@@ -73,6 +73,7 @@ def settings_for(redis_url: str, hindsight_url: str, **changes: object) -> Setti
         "quiet_s": 0,
         "retain_timeout_s": 1,
         "max_attempts": 3,
+        "cache_patience_ms": 1000,
         **changes,
     }
     return Settings.model_validate(fields)

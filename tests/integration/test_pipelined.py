@@ -259,7 +259,7 @@ async def test_who_waits_until_a_time_fails_then_and_replies_stay_matched(redis_
         began = asyncio.get_running_loop().time()
         redis_server.pause()
         try:
-            patient = asyncio.create_task(redis.execute_by(began + 60, b"ECHO", b"patient"))
+            patient = asyncio.ensure_future(redis.execute_by(began + 60, b"ECHO", b"patient"))
             await asyncio.gather(*map(ask, (200, 50, 120)))
         finally:
             redis_server.resume()
