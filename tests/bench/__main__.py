@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from tests.bench import hit_steps, process_costs, recall_hit, report, stack_costs
+from tests.bench import hit_ladder, hit_steps, process_costs, recall_hit, report, stack_costs
 
 
 def _tell(line: str) -> None:
@@ -19,11 +19,12 @@ async def _parts(is_quick: bool) -> AsyncIterator[dict[str, float]]:
     """The numbers of each part as soon as it has ended."""
     rounds, seconds = (1, 0.5) if is_quick else (5, 2.0)
     yield process_costs.imports() | hit_steps.run()
+    yield await hit_ladder.run(1 if is_quick else 5, seconds)
     with tempfile.TemporaryDirectory() as folder:
         yield await process_costs.identical_misses(Path(folder))
         yield await process_costs.redis_alone(Path(folder), seconds)
     hits = await recall_hit.run(rounds, seconds, (32,))
-    names = ("recall_hit_vs_raw_asgi", "recall_hit_vs_fastapi_redis")
+    names = ("recall_hit_vs_raw_asgi", "recall_hit_vs_fastapi_redis", "recall_hit_unseen_bytes_vs_raw_asgi")
     yield hits | {name: hits[f"{name}_c32"] for name in names}
     yield await recall_hit.run(1 if is_quick else 3, seconds, (1, 8, 64))
     for users in (1, 100) if is_quick else (1, 1_000, 100_000):

@@ -32,6 +32,8 @@ _STORED = "bench:body"
 # Of very many users, as many are asked for, spread evenly; all of them are in the cache.
 _MOST_ASKED = 10_000
 _COPIES_AT_ONCE = 200
+# More than a process knows again, so that each of them is new to it whenever it comes.
+_UNSEEN = 40_000
 _MEMORIES = (
     "I live in Lisbon and work as a backend engineer on payment systems, mostly in Go.",
     "My daughter started school in September and I can only meet after nine in the morning.",
@@ -45,6 +47,15 @@ _QUERY = "Where do I live, what do I do for work, and when can I meet in the mor
 @contextlib.asynccontextmanager
 async def server(*argv: str, port: int, env: Mapping[str, str], log: Path) -> AsyncIterator[str]:
     """A server process of this interpreter; its base URL."""
+    async with server_process(*argv, port=port, env=env, log=log) as (url, _):
+        yield url
+
+
+@contextlib.asynccontextmanager
+async def server_process(
+    *argv: str, port: int, env: Mapping[str, str], log: Path
+) -> AsyncIterator[tuple[str, int]]:
+    """`server` with its process id."""
     url = f"http://127.0.0.1:{port}"
 
     async def answers() -> bool:
@@ -55,7 +66,7 @@ async def server(*argv: str, port: int, env: Mapping[str, str], log: Path) -> As
     process = ServerProcess([sys.executable, *argv], log_path=log, is_ready=answers, env=env)
     await process.start()
     try:
-        yield url
+        yield url, process.pid
     finally:
         await process.stop()
 
@@ -63,6 +74,12 @@ async def server(*argv: str, port: int, env: Mapping[str, str], log: Path) -> As
 def body_of(user: str) -> bytes:
     """A recall as a template sends it."""
     return json.dumps({"user_id": user, "query": _QUERY, "conversation_id": "c-1"}).encode()
+
+
+def unseen(user: str, turn: int, number: int) -> bytes:
+    """The same question in bytes of its own: white space around and inside a JSON object means nothing."""
+    before, after = divmod(number, 200)
+    return b" " * before + b"{" + b" " * turn + body_of(user).removeprefix(b"{") + b" " * after
 
 
 async def fill(url: str, users: Sequence[str]) -> bytes:
@@ -130,7 +147,7 @@ async def run(rounds: int, seconds: float, connections: Sequence[int], users: in
         reply = await fill(ours, names[:1])
         if users > 1:
             await copy(redis.url, names[0], names[1:])
-        await _store(redis.url, reply)
+        await store(redis.url, reply)
         (folder / "body.json").write_bytes(reply)
         urls = {"ours": ours}
         for app in ("raw", "fastapi"):
@@ -142,12 +159,16 @@ async def run(rounds: int, seconds: float, connections: Sequence[int], users: in
                     port=port, env=os.environ, log=folder / f"{app}.log",
                 )
             )  # fmt: skip
+        if users == 1:
+            urls["unseen"] = ours
         for many in connections:
             loads: dict[str, list[Load]] = {name: [] for name in urls}
-            for _ in range(rounds):
+            for turn in range(rounds):
                 for name, url in urls.items():
-                    asked = names[:: max(1, users // _MOST_ASKED)]
-                    wire = [request_bytes(url, "/memory/recall", HEADERS, body_of(user)) for user in asked]
+                    bodies = [body_of(user) for user in names[:: max(1, users // _MOST_ASKED)]]
+                    if name == "unseen":
+                        bodies = [unseen(names[0], turn, number) for number in range(_UNSEEN)]
+                    wire = [request_bytes(url, "/memory/recall", HEADERS, body) for body in bodies]
                     load = await asyncio.to_thread(measure, url, wire, connections=many, seconds=seconds)
                     assert not load.failures, f"{name}: {load.failures} failures"
                     loads[name].append(load)
@@ -158,11 +179,11 @@ async def run(rounds: int, seconds: float, connections: Sequence[int], users: in
 def _summary(loads: Mapping[str, Sequence[Load]], connections: int) -> dict[str, float]:
     ours = loads["ours"]
 
-    def ratio(reference: str) -> float:
-        pairs = zip(ours, loads[reference], strict=True)
+    def ratio(reference: str, name: str = "ours") -> float:
+        pairs = zip(loads[name], loads[reference], strict=True)
         return round(statistics.median(a.per_s / b.per_s for a, b in pairs), 3)
 
-    return {
+    found = {
         f"recall_hit_vs_raw_asgi_c{connections}": ratio("raw"),
         f"recall_hit_vs_fastapi_redis_c{connections}": ratio("fastapi"),
         f"recall_hit_per_s_c{connections}": round(statistics.median(load.per_s for load in ours)),
@@ -170,9 +191,13 @@ def _summary(loads: Mapping[str, Sequence[Load]], connections: int) -> dict[str,
         f"recall_hit_p99_ms_c{connections}": round(statistics.median(load.p99_ms for load in ours), 3),
         f"raw_asgi_per_s_c{connections}": round(statistics.median(load.per_s for load in loads["raw"])),
     }
+    if "unseen" in loads:
+        found[f"recall_hit_unseen_bytes_vs_raw_asgi_c{connections}"] = ratio("raw", "unseen")
+    return found
 
 
-async def _store(url: str, body: bytes) -> None:
+async def store(url: str, body: bytes) -> None:
+    """Put the reply where the references look for it."""
     redis = Redis.from_url(url)
     await redis.set(_STORED, body)
     await redis.aclose()

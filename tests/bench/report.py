@@ -50,9 +50,14 @@ _NOTES: Final = """\
 * Server, load generator and Redis share the cores named above.
 * `redis_mget_per_s` stands in for `redis-benchmark`, which the server's wheel does not hold: a bare pipelined
   client that asks for the same three keys from 32 tasks.
-* `hit_step_us_…`: steps of a hit in our own code, alone and warm. The rest of the difference to the raw app
-  is not measured step by step: the digest of the question, the look-up in Redis (packing, system calls, and a
-  third busy process on the cores), and the layers of coroutines between the server and the answer.
+* `recall_hit_…`: the same question in the same bytes, as a flow repeats it; where it is cached is known from
+  the second time on. `…_unseen_bytes_…`: each request in bytes no process has read before, so that all of
+  reading, validating and naming it is paid each time.
+* `cpu_us_…`: processor time a request of a server process that does more and more of a hit: `raw` answers
+  fixed bytes, `body` reads the body our way, `look_up` asks Redis as well, `hit` is the API. What lies between
+  the last two is the key, the digest of the bytes, the comparison of epochs, the request's id and counting.
+* `hit_step_us_…`: steps of reading a request in our own code, alone and warm; in a busy server they cost about
+  twice that.
 * `recall_direct_…` is Hindsight asked by its own client with the arguments that we use.
 * `bank_creation_…` and `recall_direct_ms_p50_banks_N`: the last tenth of the banks up to N, and a recall
   with N banks there.

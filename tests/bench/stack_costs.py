@@ -72,18 +72,26 @@ async def _remember(api: httpx.AsyncClient, user: str) -> None:
 
 
 async def _miss(api: httpx.AsyncClient, direct: Hindsight, user: str, questions: int) -> dict[str, float]:
-    """The same kind of question, in turn, each one new: through us and straight to Hindsight."""
+    """The same kind of question, in turn, each one new to both: through us and straight to Hindsight."""
     ours: list[float] = []
     theirs: list[float] = []
-    for number in range(questions + 5):
-        question = f"Where do I live and work, number {number}?"
+
+    async def ask_us(question: str) -> None:
         started = time.perf_counter()
         reply = await api.post("/memory/recall", json={"user_id": user, "query": question, "fresh": "false"})
         ours.append((time.perf_counter() - started) * 1000)
         answer = reply.json()
         assert not answer["cached"], reply.text
         assert not answer["degraded"], reply.text
+
+    async def ask_them(question: str) -> None:
         theirs.append(await _ask_direct(direct, user, question))
+
+    for number in range(questions + 5):
+        # Neither is asked what the other one was, nor always after it: what is warm is warm for both.
+        pair = (ask_us, ask_them) if number % 2 else (ask_them, ask_us)
+        for place, ask in enumerate(pair):
+            await ask(f"Where do I live and work, number {2 * number + place}?")
     # The first few open connections and warm both sides up.
     p50_ours, p50_theirs = statistics.median(ours[5:]), statistics.median(theirs[5:])
     return {
