@@ -54,10 +54,11 @@ _NOTES: Final = """\
   the second time on. `…_unseen_bytes_…`: each request in bytes no process has read before, so that all of
   reading, validating and naming it is paid each time.
 * `cpu_us_…`: processor time a request of a server process that does more and more of a hit: `raw` answers
-  fixed bytes, `body` reads the body our way, `look_up` asks Redis as well, `hit` is the API. What lies between
-  the last two is the key, the digest of the bytes, the comparison of epochs, the request's id and counting.
-* `hit_step_us_…`: steps of reading a request in our own code, alone and warm; in a busy server they cost about
-  twice that.
+  fixed bytes, `body` reads the body our way, `look_up` asks Redis as well, `hit` is the API. What lies
+  between the last two is the key, the digest of the bytes, the comparison of epochs, the request's id and
+  counting.
+* `hit_step_us_…`: steps of reading a request in our own code, alone and warm; in a busy server they cost
+  about twice that.
 * `recall_direct_…` is Hindsight asked by its own client with the arguments that we use.
 * `bank_creation_…` and `recall_direct_ms_p50_banks_N`: the last tenth of the banks up to N, and a recall
   with N banks there.
