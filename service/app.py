@@ -5,6 +5,7 @@ import random
 import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from importlib.metadata import version
 from time import perf_counter
 from typing import Any
@@ -15,14 +16,33 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service import logs
+from service.adapters.audit import AuditTrail
 from service.adapters.cache import RecallCache
 from service.adapters.hindsight import HindsightAdapter
+from service.adapters.hindsight_review import HindsightReview
+from service.adapters.keys import KeyStore
+from service.adapters.me_links import EndedLinks
+from service.adapters.rates import RateCounters
 from service.adapters.turns import TurnsLog
-from service.auth import KeyRing
+from service.adapters.user_tokens import UserTokens
+from service.auth import Guards, KeyRing, note_done
 from service.errors import ServiceError
+from service.memory import retain
 from service.memory.answer import Answerer
+from service.memory.audit import Audit
+from service.memory.chat import Chats
+from service.memory.chat_setup import gateway_of
+from service.memory.events import Events
+from service.memory.fallback import Fallback
+from service.memory.forget import Forgetter
+from service.memory.keys import KeyWatch
+from service.memory.limits import RateLimits
+from service.memory.me import Me
+from service.memory.policies import policy_of
 from service.memory.recall import Recaller
+from service.memory.reflect import Reflector
 from service.metrics import Metrics
+from service.policy.bank_config import bank_config
 from service.policy.ranking import calibration_for
 from service.problems import (
     on_http_exception,
@@ -31,7 +51,22 @@ from service.problems import (
     on_unforeseen,
     problem,
 )
-from service.routes import dify, memory, operation
+from service.routes import (
+    admin,
+    diagnosis,
+    dify,
+    hooks,
+    keys,
+    knowledge,
+    me,
+    me_links,
+    memories,
+    memory,
+    openai,
+    operation,
+    review,
+)
+from service.routes.add_lane import AddLane
 from service.routes.lane import PATH as LANE_PATH
 from service.routes.lane import RecallLane
 from service.routes.services import Services
@@ -45,22 +80,59 @@ def create_app(settings: Settings) -> FastAPI:
     """The application; its adapters are opened and closed by its lifespan."""
 
     metrics = Metrics()
+    policy = policy_of(settings)
+    config = bank_config(settings.extraction_mode, policy.keep)
+    gateway = gateway_of(settings)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[dict[str, Any]]:
         async with AsyncExitStack() as stack:
             turns = await stack.enter_async_context(TurnsLog.from_settings(settings))
             cache = await stack.enter_async_context(RecallCache.from_settings(settings))
-            hindsight = await stack.enter_async_context(HindsightAdapter.from_settings(settings))
-            answerer = Answerer(hindsight, turns, settings.zone, calibration_for(settings.embedding_model))
+            hindsight = await stack.enter_async_context(HindsightAdapter.from_settings(settings, config))
+            review = HindsightReview(hindsight)
+            guards = await _guards(stack, settings, metrics)
+            ring = KeyRing.from_settings(settings, guards)
+            ended = await stack.enter_async_context(EndedLinks.from_settings(settings))
+            key_store = await stack.enter_async_context(KeyStore.from_settings(settings))
+            key_watch = await stack.enter_async_context(KeyWatch(key_store, ring))
+            answerer = Answerer(
+                hindsight, turns, settings.zone, calibration_for(settings.embedding_model), policy.keep
+            )
+            recaller = Recaller(answerer, cache, metrics, settings, policy.redaction)
+            reflector = Reflector(review, cache, settings.reflect_deadline_ms / 1000)
+            fallback = Fallback.from_settings(settings, hindsight)
+            chats: Chats | None = None
+            if gateway is not None:
+                upstream = await stack.enter_async_context(gateway[0])
+                accept = partial(
+                    retain.accept,
+                    log=turns,
+                    cache=cache,
+                    fallback=fallback if settings.has_fallback else None,
+                    settings=settings,
+                    redaction=policy.redaction,
+                )
+                chats = Chats(upstream, gateway[1], recaller, reflector, accept, settings, metrics)
+                await stack.enter_async_context(chats)
             yield {
                 "services": Services(
                     settings=settings,
-                    keys=KeyRing.from_settings(settings),
+                    redaction=policy.redaction,
+                    keys=ring,
+                    key_store=key_store,
+                    key_watch=key_watch,
                     turns=turns,
                     cache=cache,
                     hindsight=hindsight,
-                    recaller=Recaller(answerer, cache, metrics, settings),
+                    recaller=recaller,
+                    review=review,
+                    reflector=reflector,
+                    forgetter=Forgetter.from_settings(settings, turns, cache, hindsight),
+                    fallback=fallback,
+                    events=Events.from_settings(settings, turns, cache),
+                    chats=chats,
+                    me=Me.from_settings(settings, ended, policy.keep.kinds, guards.limits, guards.audit),
                     metrics=metrics,
                 )
             }
@@ -82,10 +154,31 @@ def create_app(settings: Settings) -> FastAPI:
         },
     )
     app.include_router(memory.router)
+    app.include_router(memories.router)
+    app.include_router(review.router)
     app.include_router(dify.router)
+    app.include_router(knowledge.router)
+    app.include_router(diagnosis.router)
+    app.include_router(openai.router)
+    app.include_router(admin.router)
+    app.include_router(keys.router)
+    app.include_router(me.router)
+    app.include_router(me_links.router)
+    app.include_router(hooks.router)
     app.include_router(operation.router)
     app.surround(metrics)
     return app
+
+
+async def _guards(stack: AsyncExitStack, settings: Settings, metrics: Metrics) -> Guards:
+    """User tokens, rate limits and the audit trail, as far as they are set up."""
+    counters = await stack.enter_async_context(RateCounters.from_settings(settings))
+    limits = RateLimits(counters, metrics, per_user=settings.user_rate_limit)
+    audit: Audit | None = None
+    if settings.audit_days:
+        trail = await stack.enter_async_context(AuditTrail.from_settings(settings))
+        audit = await stack.enter_async_context(Audit(trail, metrics))
+    return Guards(UserTokens.from_settings(settings), await stack.enter_async_context(limits), audit)
 
 
 class _Api(FastAPI):
@@ -93,7 +186,7 @@ class _Api(FastAPI):
 
     def surround(self, metrics: Metrics) -> None:
         """Put the layers in place."""
-        self._edge = RequestContext(super().__call__, metrics, RecallLane())
+        self._edge = RequestContext(AddLane(super().__call__), metrics, RecallLane())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI connection."""
@@ -144,8 +237,9 @@ class RequestContext:
             status = status or 500
         finally:
             seconds = perf_counter() - started
-            route = LANE_PATH if is_recall else str(getattr(scope.get("route"), "path", "unknown"))
+            route = LANE_PATH if is_recall else _route_of(scope)
             self._metrics.note_request(route, status, seconds)
+            note_done(scope, route, status)
             level = logging.DEBUG if is_recall and status == 200 else logging.INFO
             if _log.isEnabledFor(level):
                 _log.log(
@@ -153,6 +247,11 @@ class RequestContext:
                     "request_done",
                     extra={"route": route, "status": status, "ms": round(seconds * 1000, 2)},
                 )
+
+
+def _route_of(scope: Scope) -> str:
+    """The path's template, whether a fast lane or the router has found it."""
+    return str(scope.get("route_path") or getattr(scope.get("route"), "path", "unknown"))
 
 
 def _request_id(scope: Scope) -> str:

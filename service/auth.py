@@ -7,17 +7,22 @@ prefix, or nothing; repeated prefixes too, since the second call of a Dify agent
 
 import hashlib
 import hmac
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+import time
+from collections.abc import Iterable, Mapping, MutableMapping
+from dataclasses import dataclass, field
+from typing import Any
 from urllib.parse import parse_qsl
 
+from service import logs
+from service.adapters.keys import ALL_SCOPES, Identity, KeyRecord, Scope, digest_of, id_in
+from service.adapters.user_tokens import UserTokens, refused
 from service.errors import IdentityConflict, KeyRefused, ScopeMissing
-from service.scope import BankId, bank_of, checked_user_id
+from service.memory.audit import Audit
+from service.memory.limits import RateLimits
+from service.scope import BankId, bank_of, checked_user_id, is_absent
 from service.settings import Settings
 
-Scope = Literal["recall", "add", "review", "forget", "chat", "admin"]
-ALL_SCOPES: frozenset[Scope] = frozenset({"recall", "add", "review", "forget", "chat", "admin"})
+__all__ = ["ALL_SCOPES", "Caller", "Guards", "KeyRing", "Scope", "bank_for", "note_done", "note_subject"]
 
 _PREFIXES = ("bearer ", "basic ", "token ")
 _LONGEST_PREFIX = max(map(len, _PREFIXES))
@@ -33,72 +38,202 @@ _REFUSED = (
 )
 
 
+# Where the caller of a request is noted for the audit trail, and what it was about besides a bank.
+_CALLER = "memory.caller"
+_SUBJECT = "memory.subject"
+
+
+@dataclass(frozen=True, slots=True)
+class Guards:
+    """What else a request has to pass, or is written down in; None where that is not set up."""
+
+    tokens: UserTokens | None = None
+    limits: RateLimits | None = None
+    audit: Audit | None = None
+
+
+_NO_GUARDS = Guards()
+
+
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who calls: the tenant of the key, an id of the key that may be logged, what it may do."""
+    """Who calls: the tenant of the key, an id of the key that may be logged, what it may do.
+
+    `identity` is how the user is known: `trusted` (by the request's user id, which has to begin with
+    `user_prefix`), `signed` (by a user token in its place) or `bound` (always that of `bank`).
+    """
 
     tenant: str
     key_id: str
     scopes: frozenset[Scope]
+    identity: Identity = "trusted"
+    bank: BankId | None = None
+    user_prefix: str = ""
+    rate_per_minute: int = 0
+    guards: Guards = field(default=_NO_GUARDS, repr=False, compare=False)
 
     def require(self, scope: Scope) -> None:
         """Raise `ScopeMissing` unless the key has `scope`."""
         if scope not in self.scopes:
             raise ScopeMissing(f"This API key may not do that; it lacks the scope {scope}.")
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether whose memory a request is about follows for ever from the key and the request's bytes.
+
+        A user token ends, and a user's requests have to be counted.
+        """
+        return self.identity != "signed" and (self.guards.limits is None or not self.guards.limits.has_users)
+
 
 class KeyRing:
-    """The keys in force, by digest: comparing digests takes the same time for every wrong key."""
+    """The keys in force, in memory: those of the settings, and those that were made (see `put`)."""
 
-    def __init__(self, keys: Mapping[bytes, Caller]) -> None:
+    def __init__(
+        self,
+        keys: Mapping[bytes, Caller],
+        guards: Guards = _NO_GUARDS,
+        *,
+        pepper: bytes = b"",
+        rate_per_key: int = 0,
+    ) -> None:
+        # By digest: comparing digests takes the same time for every wrong key.
         self._keys = dict(keys)
-        # Headers that were found to hold a known key, as they came: taking one apart costs more than this.
+        self._guards = guards
+        self._pepper = pepper
+        self._rate_per_key = rate_per_key
+        self._made: dict[str, tuple[KeyRecord, Caller]] = {}
+        self._revoked: set[str] = set()
+        # Headers that were found to hold a good key, as they came: taking one apart costs more than this.
         self._seen: dict[bytes, Caller] = {}
 
     @classmethod
-    def from_settings(cls, settings: Settings) -> "KeyRing":
+    def from_settings(cls, settings: Settings, guards: Guards = _NO_GUARDS) -> "KeyRing":
         """`MEMORY_API_KEY` with all scopes; no key at all lets nobody in."""
-        if settings.api_key is None:
-            return cls({})
-        key = _bare(settings.api_key.get_secret_value())
-        if not key:
-            return cls({})
-        digest = _digest(key)
-        return cls({digest: Caller(settings.tenant, digest.hex()[:8], ALL_SCOPES)})
+        seeds: dict[bytes, Caller] = {}
+        key = _bare(settings.api_key.get_secret_value()) if settings.api_key else ""
+        if key:
+            digest = _digest(key)
+            seeds[digest] = Caller(
+                settings.tenant,
+                digest.hex()[:8],
+                ALL_SCOPES,
+                rate_per_minute=settings.key_rate_limit if guards.limits else 0,
+                guards=guards,
+            )
+        pepper = settings.key_pepper.get_secret_value().encode() if settings.key_pepper else b""
+        return cls(seeds, guards, pepper=pepper, rate_per_key=settings.key_rate_limit)
 
-    def authenticate(self, asgi_scope: Mapping[str, Any]) -> Caller:
-        """The caller of an ASGI request; raises `KeyRefused` without exactly one known key."""
+    def put(self, records: Iterable[KeyRecord], now_s: float) -> None:
+        """From now on these are the keys that were made; those that have ended are no keys.
+
+        A key that was once seen revoked stays so, whatever an older Redis may say later.
+        """
+        records = list(records)
+        self._revoked.update(record.key_id for record in records if record.revoked_s is not None)
+        self._made = {
+            record.key_id: (record, self._caller(record))
+            for record in records
+            if record.is_good(now_s) and record.key_id not in self._revoked
+        }
+        self._seen.clear()
+
+    def _caller(self, record: KeyRecord) -> Caller:
+        grant = record.grant
+        return Caller(
+            grant.tenant,
+            record.key_id,
+            frozenset(grant.scopes),
+            grant.identity,
+            grant.bank,
+            grant.user_prefix,
+            (record.rate_per_minute or self._rate_per_key) if self._guards.limits else 0,
+            self._guards,
+        )
+
+    def authenticate(self, asgi_scope: MutableMapping[str, Any]) -> Caller:
+        """The caller of an ASGI request, which is counted and noted as its caller.
+
+        Raises `KeyRefused` without exactly one good key, `TooManyRequests` when it has made too many.
+        """
         headers, query_string = asgi_scope["headers"], asgi_scope.get("query_string", b"")
         sent = [value for name, value in headers if name in _KEY_HEADERS]
         is_plain = len(sent) == 1 and not query_string
-        if is_plain and (seen := self._seen.get(sent[0])) is not None:
-            return seen
-        keys = _presented(sent, query_string)
-        if len(keys) != 1:
-            raise KeyRefused(_REFUSED)
-        digest = _digest(keys.pop())
+        found = self._seen.get(sent[0]) if is_plain else None
+        if found is None:
+            keys = _presented(sent, query_string)
+            if len(keys) != 1 or (found := self._look_up(keys.pop())) is None:
+                raise KeyRefused(_REFUSED)
+            if is_plain and len(self._seen) < _MOST_SEEN:
+                self._seen[sent[0]] = found
+        guards = found.guards
+        if guards.audit is not None:
+            asgi_scope[_CALLER] = found
+        if found.rate_per_minute and guards.limits is not None:
+            guards.limits.take_key(found.key_id, found.rate_per_minute)
+        return found
+
+    def _look_up(self, key: str) -> Caller | None:
+        digest = _digest(key)
         found: Caller | None = None
         for known, caller in self._keys.items():
             if hmac.compare_digest(known, digest):
                 found = caller
-        if found is None:
-            raise KeyRefused(_REFUSED)
-        if is_plain and len(self._seen) < _MOST_SEEN:
-            self._seen[sent[0]] = found
+        # An id is no secret: that there is none of that name may show in the time this takes.
+        if found is None and (made := self._made.get(id_in(key))) is not None:
+            record, caller = made
+            if record.is_good(time.time()) and hmac.compare_digest(
+                record.digest, digest_of(key, record.grant, self._pepper)
+            ):
+                found = caller
         return found
 
 
 def bank_for(caller: Caller, asgi_scope: Mapping[str, Any], user_id: str, *, allow_anonymous: bool) -> BankId:
-    """The bank of `user_id` under the caller's tenant.
+    """The bank that the caller means by `user_id`, which is counted as one request about it.
 
-    Raises `IdentityRequired` for an id that cannot stand for one person, `IdentityConflict` when
-    the query string names another user than the body.
+    Raises `IdentityRequired` for an id that cannot stand for one person, `TokenRefused` where the key
+    wants a user token and gets none, `IdentityConflict` when the query string names another user than
+    the body or the user is not one of the key's, `TooManyRequests` when it is one too many.
     """
-    checked = checked_user_id(user_id, allow_anonymous=allow_anonymous)
+    bank = _bank_of(caller, user_id, allow_anonymous)
     for name, value in _parameters(asgi_scope.get("query_string", b"")):
-        if name == "user_id" and value != checked:
+        if name == "user_id" and value != user_id:
             raise IdentityConflict("The query string and the body name two different users.")
+    if caller.guards.limits is not None:
+        caller.guards.limits.take_user(bank)
+    return bank
+
+
+def _bank_of(caller: Caller, user_id: str, allow_anonymous: bool) -> BankId:
+    if caller.identity == "signed":
+        if caller.guards.tokens is None:
+            raise refused()
+        return caller.guards.tokens.bank_in(caller.tenant, user_id)
+    if caller.bank is not None and is_absent(user_id):
+        return caller.bank  # there is one user only: nobody need name them
+    if caller.identity == "bound":
+        checked = checked_user_id(user_id, allow_anonymous=allow_anonymous)
+        if (bank := bank_of(caller.tenant, checked)) != caller.bank:
+            raise IdentityConflict("This API key is for one user only, and not for the one in user_id.")
+        return bank
+    checked = checked_user_id(user_id, allow_anonymous=allow_anonymous)
+    if not checked.startswith(caller.user_prefix):
+        raise IdentityConflict("This API key is only for user ids that begin with its prefix.")
     return bank_of(caller.tenant, checked)
+
+
+def note_subject(asgi_scope: MutableMapping[str, Any], subject: str) -> None:
+    """Say what a request is about for the audit trail, where that is no user: an id of ours, no content."""
+    asgi_scope[_SUBJECT] = subject
+
+
+def note_done(asgi_scope: Mapping[str, Any], action: str, status: int) -> None:
+    """Put a request that was answered into the audit trail, if there is one and the key was good."""
+    caller: Caller | None = asgi_scope.get(_CALLER)
+    if caller is not None and caller.guards.audit is not None:
+        subject = asgi_scope.get(_SUBJECT) or logs.bank_id.get()
+        caller.guards.audit.note(caller.tenant, caller.key_id, action, subject, status)
 
 
 def _presented(sent: Iterable[bytes], query_string: bytes) -> set[str]:

@@ -39,6 +39,27 @@ class KeyRefused(ServiceError):
     code = "key_refused"
 
 
+class SignatureRefused(ServiceError):
+    """An event without a signature of the shared secret, or with one that is too old."""
+
+    status = 401
+    code = "signature_refused"
+
+
+class LinkRefused(ServiceError):
+    """No valid personal link: forged, ended, revoked, or none at all; the answer does not tell which."""
+
+    status = 401
+    code = "link_refused"
+
+
+class FormRefused(ServiceError):
+    """A form of a personal page that was not made for this visit."""
+
+    status = 403
+    code = "form_refused"
+
+
 class ScopeMissing(ServiceError):
     """The key is good but may not do this."""
 
@@ -67,6 +88,13 @@ class IdentityConflict(ServiceError):
     code = "identity_conflict"
 
 
+class NotStoredYet(ServiceError):
+    """What was said is accepted, but waits to be stored and cannot be changed before that."""
+
+    status = 409
+    code = "not_stored_yet"
+
+
 class TooLarge(ServiceError):
     """A body or a turn is over its limit."""
 
@@ -85,6 +113,26 @@ class IdentityRequired(InvalidRequest):
     """No usable user id: blank, a placeholder, or one that cannot be an id."""
 
     code = "user_id_required"
+
+
+class TokenRefused(IdentityRequired):
+    """No valid user token, where the key wants one: forged, expired, another tenant's, or none at all."""
+
+    code = "user_token_refused"
+
+
+class TooManyRequests(ServiceError):
+    """A key or a user has made more requests in a minute than it may."""
+
+    status = 429
+    code = "too_many_requests"
+
+
+class TooManyWaiting(ServiceError):
+    """So many turns wait to be stored that no more are taken for now."""
+
+    status = 429
+    code = "too_many_waiting"
 
 
 class Unavailable(ServiceError):
@@ -115,10 +163,41 @@ class HindsightRejected(ServiceError):
     code = "hindsight_rejected"
 
 
+class LanguageModelMissing(Unavailable):
+    """What was asked for needs a language model, and there is none."""
+
+    code = "language_model_missing"
+
+
+class LlmUnavailable(Unavailable):
+    """The language model does not answer, is too busy, fails, or says what cannot be used."""
+
+    code = "llm_unavailable"
+
+
+class LlmMisconfigured(Unavailable):
+    """The language model refuses our key or does not exist: only the operator can help."""
+
+    code = "llm_misconfigured"
+
+
+class LlmRejected(ServiceError):
+    """The language model understood the request and will never answer it."""
+
+    status = 502
+    code = "llm_rejected"
+
+
 class TurnsLogUnavailable(Unavailable):
     """The Redis that holds accepted turns does not answer."""
 
     code = "turns_log_unavailable"
+
+
+class KeysUnavailable(Unavailable):
+    """The Redis that holds API keys and the audit trail does not answer."""
+
+    code = "keys_unavailable"
 
 
 class CacheUnavailable(Unavailable):

@@ -9,15 +9,17 @@ outlives a killed worker, jobs that expire or run out of tries.
 import asyncio
 import logging
 from collections.abc import Awaitable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import NotRequired, TypedDict
 from uuid import uuid4
 
 from arq.connections import ArqRedis
 
 from service import keyspace
+from service.adapters.retention_plan import RetentionPlan
 from service.adapters.turns import TurnsLog
 from service.errors import ServiceError
+from service.memory.retention import Retention
 from service.memory.store import Storer
 
 _log = logging.getLogger(__name__)
@@ -32,6 +34,8 @@ class Context(TypedDict):
     redis: ArqRedis
     turns: TurnsLog
     storer: Storer
+    retention: Retention
+    retention_plan: RetentionPlan
     worker_jobs: int
     slots: asyncio.Semaphore
     job_id: NotRequired[str]
@@ -75,6 +79,15 @@ async def _sweep(context: Context) -> None:
     rearmed = await context["turns"].sweep()
     if rearmed:
         _log.warning("banks_rearmed", extra={"banks": rearmed})
+
+
+async def retention(context: Context) -> None:
+    """Go on with today's round of deleting what is too old; once a minute on one of the workers."""
+    await _at_the_edge("retention", _retention(context))
+
+
+async def _retention(context: Context) -> None:
+    await context["retention"].work(context["retention_plan"], datetime.now(UTC))
 
 
 async def _queue_drain(context: Context) -> None:

@@ -11,14 +11,28 @@ in one place.
 | `mem:turns:B` | hash | document id → one accepted turn of bank B | accepted work |
 | `mem:conversations:B` | hash | conversation → first, last, count, ids of waiting turns | accepted work |
 | `mem:batch:B` | hash | the frozen batch of bank B | accepted work |
-| `mem:dead` | hash | document id → a turn that could not be stored, with the reason | dead letters |
+| `mem:waiting` | counter | how many turns all `mem:turns:B` hold together | accepted work |
+| `mem:dead` | hash | document id → bank, reason and turn of what could not be stored | dead letters |
+| `mem:dead-of:B` | hash | document id of each dead letter of bank B → its tenant | dead letters |
+| `mem:keys` | hash | API keys that were made: digests and grants, when they end | until they are dropped |
+| `mem:audit` | stream | who did what to whose memories | yes |
+| `mem:rate:D` | string | requests of one key or user in one minute | yes |
+| `mem:hook:D` | string | this event of Hindsight's was seen to | yes |
+| `mem:spent:D` | hash | what a tenant's language model has cost on one day | yes |
+| `mem:me-ended:B` | string | personal links of bank B made up to this Unix ms are good no more | yes |
 | `mem:job:J` | hash | state of one job | yes |
 | `mem:seen:D` | string | turn digest → its job | yes |
+| `mem:forgotten:B` | hash | all, conversation or document → number; what came before is not known | yes |
+| `mem:forgetting:B` | hash | a forget that has not ended: what it took, operations it looks for | yes |
 | `mem:bank-made:B` | string | bank B is known to exist in Hindsight | yes |
 | `mem:write:{B}` | string | write epoch of bank B: changes when a turn is accepted or stored | yes |
 | `mem:purge:{B}` | string | purge epoch of bank B: changes when something is forgotten | yes |
 | `mem:recall:{B}:Q` | string | the answer to question Q, with the epochs it was computed under | yes |
+| `mem:answers:{B}` | set | the keys of the bank's cached answers | yes |
 | `mem:lease:{B}:Q` | string | somebody is computing that answer | yes |
+| `mem:retention` | hash | how far today's round of deleting what is too old has got | yes |
+| `mem:retention-banks` | hash | bank → where to go on in it | yes |
+| `mem:retention-lease` | string | a worker goes on with that round | yes |
 | `mem:arq` | zset | arq's queue of ids; arq's own keys begin `arq:` and have TTLs | none |
 """
 
@@ -27,7 +41,15 @@ from service.scope import BankId, JobId
 DUE = "mem:due"
 CLAIMS = "mem:claims"
 CLAIM_NUMBER = "mem:claim-number"
+# Whatever takes a turn out of `mem:turns:B` takes as many off this counter in the same script (the sweep
+# puts right what drifted); likewise what leaves `mem:dead` leaves `mem:dead-of:B`.
+WAITING = "mem:waiting"
 DEAD = "mem:dead"
+KEYS = "mem:keys"
+AUDIT = "mem:audit"
+RETENTION = "mem:retention"
+RETENTION_BANKS = "mem:retention-banks"
+RETENTION_LEASE = "mem:retention-lease"
 ARQ_QUEUE = "mem:arq"
 ARQ_HEALTH = "mem:arq:health-check"
 
@@ -45,6 +67,41 @@ def conversations(bank: BankId) -> str:
 def batch(bank: BankId) -> str:
     """Hash of the one frozen batch."""
     return f"mem:batch:{bank}"
+
+
+def dead_of(bank: BankId) -> str:
+    """Hash of the document ids of one bank's dead letters, so that they are found without a walk."""
+    return f"mem:dead-of:{bank}"
+
+
+def rate(digest: str) -> str:
+    """Count of requests; `digest` stands for the key or user and the minute."""
+    return f"mem:rate:{digest}"
+
+
+def hook(digest: str) -> str:
+    """Mark that an event was seen to; `digest` stands for the event's id."""
+    return f"mem:hook:{digest}"
+
+
+def spent(digest: str) -> str:
+    """Hash of a day's cost; `digest` stands for the tenant and the day."""
+    return f"mem:spent:{digest}"
+
+
+def me_ended(bank: BankId) -> str:
+    """When the personal links of a bank were ended."""
+    return f"mem:me-ended:{bank}"
+
+
+def forgotten(bank: BankId) -> str:
+    """Hash of what was forgotten and when, by the numbers that turns are given."""
+    return f"mem:forgotten:{bank}"
+
+
+def forgetting(bank: BankId) -> str:
+    """Hash of what a forget that has not ended yet knows; gone once it has."""
+    return f"mem:forgetting:{bank}"
 
 
 def bank_made(bank: BankId) -> str:
@@ -75,6 +132,11 @@ def purge_epoch(bank: BankId) -> str:
 def recall(bank: BankId, question: str) -> str:
     """A cached answer."""
     return f"mem:recall:{{{bank}}}:{question}"
+
+
+def answers(bank: BankId) -> str:
+    """Set of the keys of a bank's cached answers, so that a forget can delete them without a walk."""
+    return f"mem:answers:{{{bank}}}"
 
 
 def lease(bank: BankId, question: str) -> str:

@@ -30,6 +30,35 @@ class Metrics:
             "How many times recall went on without its cache.",
             registry=self.registry,
         )
+        self.llm_calls = Counter(
+            "memory_llm_calls_total",
+            "How many times the language model was asked, by what came of it.",
+            ["outcome"],
+            registry=self.registry,
+        )
+        self.llm_tokens = Counter(
+            "memory_llm_tokens_total",
+            "How many tokens the language model was sent and has said.",
+            ["direction"],
+            registry=self.registry,
+        )
+        self.llm_cost = Counter(
+            "memory_llm_cost_usd_total",
+            "How many US dollars the language model has cost, where its price is known.",
+            registry=self.registry,
+        )
+        self.facts = Counter(
+            "memory_facts_total",
+            "How many extracted memories were kept, or dropped for which reason.",
+            ["outcome"],
+            registry=self.registry,
+        )
+        self.chats = Counter(
+            "memory_chats_total",
+            "How many chats a model has begun to answer, by what memory did for them.",
+            ["status"],
+            registry=self.registry,
+        )
         self._requests = _Requests()
         self.registry.register(self._requests)
 

@@ -39,7 +39,8 @@ def _whole(value: object) -> object:
     return value
 
 
-def _choice(value: object) -> object:
+def choice(value: object) -> object:
+    """One word of a list, however it is written."""
     return value.strip().lower() if isinstance(value, str) else value
 
 
@@ -55,7 +56,7 @@ def _sound(value: object) -> object:
 
 
 Text = Annotated[str, BeforeValidator(_sound)]
-Flag = Annotated[bool, BeforeValidator(_choice)]
+Flag = Annotated[bool, BeforeValidator(choice)]
 WholeNumber = Annotated[int, BeforeValidator(_whole)]
 OptionalId = Annotated[str, BeforeValidator(_optional_id), Field(max_length=MAX_ID_CHARS)]
 
@@ -104,7 +105,8 @@ class Request(BaseModel):
         return f"The field {field} is not valid: {first['msg'][0].lower()}{first['msg'][1:]}."
 
 
-def _comma_list(text: str, *, most: int, max_chars: int, field: str) -> tuple[str, ...]:
+def comma_list(text: str, *, most: int, max_chars: int, field: str) -> tuple[str, ...]:
+    """The items of a list separated by commas, each once; raises `InvalidRequest` beyond the limits."""
     items = tuple(dict.fromkeys(item.strip() for item in text.replace("，", ",").split(",") if item.strip()))
     if len(items) > most or any(len(item) > max_chars for item in items):
         raise InvalidRequest(
@@ -113,12 +115,23 @@ def _comma_list(text: str, *, most: int, max_chars: int, field: str) -> tuple[st
     return items
 
 
-def _object_in(text: str) -> object:
-    """What a JSON text says, or a Python literal: Dify prints the object a model gave with `str()`."""
-    if len(text) <= 2 * MAX_METADATA * (MAX_TAG_CHARS + MAX_METADATA_CHARS):
-        for read in (json.loads, ast.literal_eval):
-            with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError):
-                return read(text)
+def object_in(text: str) -> object:
+    """What a JSON text says, or a Python literal: Dify prints the object a model gave with `str()`.
+
+    Raises `ValueError` for anything else. Bound the length first.
+    """
+    for read in (json.loads, ast.literal_eval):
+        with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+            return read(text)
+    raise ValueError("neither JSON nor a Python literal")
+
+
+def _metadata_in(text: str) -> object:
+    try:
+        if len(text) <= 2 * MAX_METADATA * (MAX_TAG_CHARS + MAX_METADATA_CHARS):
+            return object_in(text)
+    except ValueError:
+        pass
     raise InvalidRequest("The field metadata must be a JSON object of short texts.")
 
 
@@ -135,24 +148,24 @@ class RecallRequest(Request):
     min_score: float = Field(
         -1, ge=-1, le=1, description="Least relevance from 0 to 1; -1: the server's own floor."
     )
-    budget: Annotated[Literal["low", "mid", "high"], BeforeValidator(_choice)] = Field(
+    budget: Annotated[Literal["low", "mid", "high"], BeforeValidator(choice)] = Field(
         "mid", description="How many candidates are looked at: low, mid or high."
     )
     tags: str = Field("", max_length=2000, description="Only memories with these tags, separated by commas.")
-    tags_match: Annotated[Literal["all", "any"], BeforeValidator(_choice)] = Field(
+    tags_match: Annotated[Literal["all", "any"], BeforeValidator(choice)] = Field(
         "all", description="Whether a memory needs all of the tags or any of them."
     )
     conversation_id: OptionalId = Field(
         "", description="The asking conversation (sys.conversation_id): its newest turns are left out."
     )
-    format: Annotated[Literal["json", "text"], BeforeValidator(_choice)] = Field(
+    format: Annotated[Literal["json", "text"], BeforeValidator(choice)] = Field(
         "json", description="json: the whole reply; text: only the block for the prompt."
     )
-    language: Annotated[Literal["auto", "zh", "en"], BeforeValidator(_choice)] = Field(
+    language: Annotated[Literal["auto", "zh", "en"], BeforeValidator(choice)] = Field(
         "auto", description="Language of the block: zh, en, or auto (by the query)."
     )
     fresh: Flag = Field(False, description="true: do not answer from the cache.")
-    on_error: Annotated[Literal["empty", "fail"], BeforeValidator(_choice)] = Field(
+    on_error: Annotated[Literal["empty", "fail"], BeforeValidator(choice)] = Field(
         "empty", description="When the memory is out of reach: answer empty, or fail with an error."
     )
     timeout_ms: WholeNumber = Field(
@@ -162,12 +175,12 @@ class RecallRequest(Request):
     @property
     def tag_list(self) -> tuple[str, ...]:
         """`tags`, split."""
-        return _comma_list(self.tags, most=MAX_TAGS, max_chars=MAX_TAG_CHARS, field="tags")
+        return comma_list(self.tags, most=MAX_TAGS, max_chars=MAX_TAG_CHARS, field="tags")
 
     @property
     def kind_list(self) -> tuple[str, ...]:
         """`kinds`, split."""
-        return _comma_list(self.kinds, most=MAX_TAGS, max_chars=MAX_TAG_CHARS, field="kinds")
+        return comma_list(self.kinds, most=MAX_TAGS, max_chars=MAX_TAG_CHARS, field="kinds")
 
 
 class AddRequest(Request):
@@ -189,7 +202,7 @@ class AddRequest(Request):
     @property
     def tag_list(self) -> tuple[str, ...]:
         """`tags`, split."""
-        return _comma_list(self.tags, most=MAX_TAGS, max_chars=MAX_TAG_CHARS, field="tags")
+        return comma_list(self.tags, most=MAX_TAGS, max_chars=MAX_TAG_CHARS, field="tags")
 
     @property
     def said_at(self) -> str:
@@ -218,7 +231,7 @@ class AddRequest(Request):
         """`metadata` as text → text; numbers and booleans become text."""
         value: object = self.metadata
         if isinstance(value, str):
-            value = _object_in(value)
+            value = _metadata_in(value)
         if value is None:
             return {}
         if not isinstance(value, dict) or len(value) > MAX_METADATA:

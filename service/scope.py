@@ -108,6 +108,16 @@ def document_of(bank: BankId, conversation: ConversationId, turn: str, part: int
     return DocumentId(f"t-{_digest('document', bank, conversation, turn, str(part))}")
 
 
+def fact_document_of(turn: DocumentId, number: int) -> DocumentId:
+    """The document of one memory that was extracted from a turn, counted from 0."""
+    return DocumentId(f"{turn}.{number}")
+
+
+def turn_of_document(document: DocumentId) -> DocumentId:
+    """The turn's own document, whether its words are stored or memories extracted from them."""
+    return DocumentId(document.partition(".")[0])
+
+
 def turn_digest(*parts: str) -> str:
     """What stands for a turn that came without an id: a digest of all it says."""
     return _digest("turn", *parts)

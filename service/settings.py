@@ -3,11 +3,12 @@
 Every process builds it once at its root and passes it on; nothing imports an instance.
 """
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from pydantic import AfterValidator, Field, SecretStr, ValidationError
+from pydantic import AfterValidator, Field, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
@@ -22,6 +23,22 @@ def _known_timezone(name: str) -> str:
 def _without_trailing_slash(url: str) -> str:
     return url.rstrip("/")
 
+
+def _token_keys(given: SecretStr | None) -> SecretStr | None:
+    if given is None:
+        return None
+    pairs = [pair.strip().partition(":") for pair in given.get_secret_value().split(",")]
+    names = [name for name, _, _ in pairs]
+    if not all(_TOKEN_KEY_ID.fullmatch(name) and len(secret) >= 32 for name, _, secret in pairs):
+        raise ValueError(
+            "use id:secret with an id of letters and digits and a secret of 32 characters or more"
+        )
+    if len(set(names)) != len(names):
+        raise ValueError("two secrets have the same id")
+    return given
+
+
+_TOKEN_KEY_ID = re.compile(r"[A-Za-z0-9]{1,16}")
 
 Url = Annotated[str, Field(pattern=r"^https?://\S+$"), AfterValidator(_without_trailing_slash)]
 RedisUrl = Annotated[str, Field(pattern=r"^(rediss?|unix)://\S+$")]
@@ -46,6 +63,11 @@ class Settings(BaseSettings):
     public_url: Url | None = Field(
         None, description="URL under which Dify reaches this service; written into the OpenAPI document."
     )
+    me_url: Url | None = Field(
+        None,
+        description="URL under which people reach this service, for links to their page `/me`; "
+        "`MEMORY_PUBLIC_URL` if unset, else host and port.",
+    )
     data_dir: Path = Field(
         Path(".dify-memory"), description="Folder of the local stack: data, logs, `connection.json`."
     )
@@ -60,6 +82,12 @@ class Settings(BaseSettings):
         None, description="Key of the Hindsight API, if it wants one."
     )
 
+    webhook_secret: SecretStr | None = Field(
+        None,
+        min_length=16,
+        description="Secret that Hindsight signs its events with; unset: `/hooks/hindsight` does not exist.",
+    )
+
     # Who may call
     api_key: SecretStr | None = Field(
         None, min_length=16, description="The API key that Dify sends; `make up` makes one if unset."
@@ -70,6 +98,35 @@ class Settings(BaseSettings):
     allow_anonymous_users: bool = Field(
         False,
         description="Accept `DEFAULT-USER`, `null`, `undefined` … as user ids: everyone shares one memory.",
+    )
+    key_pepper: SecretStr | None = Field(
+        None,
+        min_length=32,
+        description="Secret that goes into the digests of keys made by `dify-memory keys`: who can write to "
+        "Redis still cannot make or widen one. Set it before the first; a new one ends them all.",
+    )
+    token_keys: Annotated[SecretStr | None, AfterValidator(_token_keys)] = Field(
+        None,
+        description="Secrets that sign user tokens, as `id:secret` separated by commas, 32 characters or "
+        "more each: the first signs, all are good.",
+    )
+    key_rate_limit: int = Field(
+        0,
+        ge=0,
+        le=10_000_000,
+        description="Most requests a minute of a key without a rate of its own; 0: any.",
+    )
+    user_rate_limit: int = Field(
+        0, ge=0, le=10_000_000, description="Most requests a minute about one user's memories; 0: any."
+    )
+    audit_days: int = Field(
+        0,
+        ge=0,
+        le=3650,
+        description="Days for which who did what to whose memories is kept, reads included; 0: it is not.",
+    )
+    audit_max_events: int = Field(
+        200_000, ge=1000, le=100_000_000, description="About as many of these events are kept (100 B each)."
     )
 
     # Recall
@@ -103,6 +160,20 @@ class Settings(BaseSettings):
     max_turn_chars: int = Field(
         200_000, ge=100, le=1_000_000, description="Most characters of one turn; more is refused with 413."
     )
+    max_request_turns: int = Field(
+        100, ge=1, le=1000, description="Most turns of one request; more are refused with 413."
+    )
+    max_waiting_per_user: int = Field(
+        1000,
+        ge=1,
+        le=1_000_000,
+        description="Most turns of one user that may wait to be stored; more are refused with 429.",
+    )
+    max_waiting: int = Field(200_000, ge=1, le=100_000_000, description="The same for all users together.")
+    direct_fallback: bool = Field(
+        True,
+        description="While Redis is away, hand turns to Hindsight's own queue; if false, refuse with 503.",
+    )
     quiet_s: float = Field(
         10, ge=0, le=3600, description="A conversation is stored once it was quiet this long …"
     )
@@ -121,6 +192,14 @@ class Settings(BaseSettings):
         604_800, ge=60, le=31_536_000, description="How long a finished job can be looked up."
     )
 
+    # Review
+    reflect_deadline_ms: int = Field(
+        30_000, ge=1000, le=120_000, description="When `/memory/reflect` answers at the latest."
+    )
+    retention_days: int = Field(
+        90, ge=0, le=36_500, description="Days after which what was said is deleted; 0: never."
+    )
+
     # Worker
     worker_jobs: int = Field(
         8, ge=1, le=256, description="How many users' memories one worker stores at once."
@@ -136,6 +215,81 @@ class Settings(BaseSettings):
     )
     llm_api_key: SecretStr | None = Field(None, description="Key of that LLM.")
     llm_base_url: Url | None = Field(None, description="Base URL of that LLM.")
+    llm_fallbacks: str = Field(
+        "",
+        max_length=1000,
+        description="LLMs that are asked when that one fails, separated by commas, in this order.",
+    )
+    llm_timeout_s: float = Field(
+        20, ge=1, le=25, description="Time limit of one extraction, shared by the LLM and its fallbacks."
+    )
+    llm_daily_usd: float = Field(
+        0,
+        ge=0,
+        le=1_000_000,
+        description="Most US dollars a day for a tenant's extraction; 0: no limit.",
+    )
+    llm_daily_tokens: int = Field(
+        0,
+        ge=0,
+        le=1_000_000_000_000,
+        description="The same in tokens, for LLMs whose price is not known; 0: no limit.",
+    )
+
+    # The models behind /v1 (optional)
+    gateway_model: str | None = Field(
+        None,
+        max_length=200,
+        description="Model behind `/v1`, as litellm names it; unset: none, and litellm is not loaded.",
+    )
+    gateway_api_key: SecretStr | None = Field(None, description="Key of that model.")
+    gateway_base_url: Url | None = Field(None, description="Base URL of that model.")
+    gateway_direct: bool = Field(
+        True,
+        description="Talk to `openai/…` at `MEMORY_GATEWAY_BASE_URL` without litellm, which is not loaded then.",
+    )
+    gateway_models_file: Path | None = Field(
+        None,
+        description="YAML file with several models, their routing and defaults of their memory; goes before "
+        "those.",
+    )
+    gateway_timeout_s: float = Field(
+        120, ge=1, le=3600, description="How long a model may take to answer, or a stream to begin."
+    )
+    gateway_store_partial: bool = Field(
+        True, description="Remember an answer that ended early, as far as it came; false: not at all."
+    )
+    gateway_max_body_bytes: int = Field(
+        16_777_216, ge=1024, le=268_435_456, description="Largest body of a chat, pictures included."
+    )
+
+    # What is kept
+    extraction: Literal["auto", "litellm", "hindsight", "none"] = Field(
+        "auto",
+        description="Who makes memories: litellm (with `MEMORY_LLM_MODEL`), hindsight (its own LLM), none "
+        "(turns word for word); auto: litellm if that LLM is set, else none.",
+    )
+    extraction_max_tries: int = Field(
+        10, ge=1, le=100, description="Failed extractions in a row before `MEMORY_EXTRACTION_FALLBACK`."
+    )
+    extraction_fallback: Literal["none", "dead_letter"] = Field(
+        "none",
+        description="What then becomes of turns: none keeps them word for word, dead_letter puts them aside.",
+    )
+    kinds: str = Field(
+        "user_profile,preference,task_state",
+        min_length=1,
+        max_length=1000,
+        pattern=r"^\s*[\w-]+\s*(,\s*[\w-]+\s*)*$",
+        description="Kinds of memories that are extracted, kept and recalled, separated by commas.",
+    )
+    importance_threshold: float = Field(
+        0.5, ge=0, le=1, description="Extracted memories that matter less than this are not kept."
+    )
+    policy_file: Path | None = Field(
+        None,
+        description="YAML file with kinds, threshold and redaction by tenant; goes before those.",
+    )
 
     # Logs
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level logged.")
@@ -144,6 +298,36 @@ class Settings(BaseSettings):
     def zone(self) -> ZoneInfo:
         """`timezone` as an object."""
         return ZoneInfo(self.timezone)
+
+    @field_validator("extraction")
+    @classmethod
+    def _has_a_model(cls, mode: str, info: ValidationInfo) -> str:
+        if mode == "litellm" and not info.data.get("llm_model"):
+            raise ValueError("litellm needs an LLM: set MEMORY_LLM_MODEL")
+        return mode
+
+    @property
+    def has_fallback(self) -> bool:
+        """Whether turns may go past the queue: not where words must not be kept as they are."""
+        return self.direct_fallback and not (
+            self.extraction_mode == "litellm" and self.extraction_fallback == "dead_letter"
+        )
+
+    @property
+    def kind_names(self) -> tuple[str, ...]:
+        """`kinds`, split."""
+        return tuple(name.strip() for name in self.kinds.split(","))
+
+    @property
+    def llm_models(self) -> tuple[str, ...]:
+        """`llm_model` and its fallbacks, in the order in which they are asked."""
+        names = (self.llm_model or "", *self.llm_fallbacks.split(","))
+        return tuple(dict.fromkeys(name.strip() for name in names if name.strip())) if self.llm_model else ()
+
+    @property
+    def extraction_mode(self) -> Literal["auto", "litellm", "hindsight", "none"]:
+        """Who extracts; `auto` means that nobody was chosen: turns go to Hindsight as they are."""
+        return "litellm" if self.extraction == "auto" and self.llm_model else self.extraction
 
     @property
     def effective_cache_redis_url(self) -> str:

@@ -24,18 +24,27 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from service import jobs, keyspace, logs
 from service.adapters.cache import RecallCache
 from service.adapters.hindsight import HindsightAdapter
+from service.adapters.hindsight_erase import HindsightEraser
+from service.adapters.hindsight_review import HindsightReview
+from service.adapters.retention_plan import RetentionPlan
 from service.adapters.turns import TurnsLog
+from service.memory.extract import open_extractor
+from service.memory.policies import policy_of
+from service.memory.retention import Retention
 from service.memory.store import StoreOptions, Storer
 from service.metrics import Metrics
+from service.policy.bank_config import bank_config
 from service.settings import Settings
 
 _log = logging.getLogger(__name__)
 
-# Longer than a shift with the slowest try at its end (see memory/store.py).
-_DRAIN_TIMEOUT_S = 60
+# Longer than a shift with the slowest extraction and the slowest try at its end (see memory/store.py).
+_DRAIN_TIMEOUT_S = 90
 _SWEEP_TIMEOUT_S = 60
-# arq's places that drains cannot take: one each for dispatch and sweep.
-_OTHER_JOBS = 2
+# More than one run of it takes (see memory/retention.py), less than its lease.
+_RETENTION_TIMEOUT_S = 57
+# arq's places that drains cannot take: one each for dispatch, sweep and retention.
+_OTHER_JOBS = 3
 # How long running jobs may take to end before they are cancelled; a claim outlives that.
 _COMPLETION_WAIT_S = 10
 _RESTART_PAUSE_S = 1.0
@@ -60,12 +69,25 @@ async def _start(context: dict[str, Any]) -> None:
     context["stack"] = stack
     turns = await stack.enter_async_context(TurnsLog.from_settings(settings))
     cache = await stack.enter_async_context(RecallCache.from_settings(settings))
-    hindsight = await stack.enter_async_context(HindsightAdapter.from_settings(settings))
+    policy = policy_of(settings).keep
+    config = bank_config(settings.extraction_mode, policy)
+    hindsight = await stack.enter_async_context(HindsightAdapter.from_settings(settings, config))
+    metrics = Metrics()
+    extractor = await open_extractor(stack, settings, policy, turns, hindsight, metrics)
     context["turns"] = turns
+    context["retention_plan"] = await stack.enter_async_context(RetentionPlan.from_settings(settings))
+    context["retention"] = Retention(
+        HindsightReview(hindsight),
+        HindsightEraser(hindsight),
+        turns,
+        cache,
+        days=settings.retention_days,
+        zone=settings.zone,
+    )
     context["worker_jobs"] = settings.worker_jobs
     context["slots"] = asyncio.Semaphore(settings.worker_jobs)
     context["storer"] = Storer(
-        turns, cache, hindsight, Metrics(), StoreOptions(settings.max_attempts, settings.job_ttl_s)
+        turns, cache, hindsight, metrics, StoreOptions(settings.max_attempts, settings.job_ttl_s), extractor
     )
 
 
@@ -110,6 +132,14 @@ class WorkerSettings:
             second=17,
             run_at_startup=True,
             timeout=_SWEEP_TIMEOUT_S,
+            keep_result=0,
+            max_tries=1,
+        ),
+        cron(
+            cast("Any", jobs.retention),
+            name="retention",
+            second=41,
+            timeout=_RETENTION_TIMEOUT_S,
             keep_result=0,
             max_tries=1,
         ),

@@ -120,7 +120,8 @@ async def serve(app: Any, *, port: int = 0) -> AsyncIterator[str]:
     The application's lifespan runs; RuntimeError if it fails. Leaving the block gives requests in flight
     one second, then cancels them.
     """
-    listener = socket.socket()
+    # Named, not 0: asyncio switches Nagle's delay off only for sockets that say they are TCP.
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind(("127.0.0.1", port))
     config = uvicorn.Config(

@@ -10,8 +10,8 @@ from service.adapters.turns import NewTurn, TurnsLog
 from service.scope import BankId, ConversationId, DocumentId, JobId, conversation_of, document_of
 
 # Accepted work and the dead letters are kept until they are dealt with; everything else must expire.
-KEPT = ("mem:due", "mem:claims", "mem:claim-number", "mem:dead")
-KEPT_BY_BANK = ("mem:turns:", "mem:conversations:", "mem:batch:")
+KEPT = ("mem:due", "mem:claims", "mem:claim-number", "mem:waiting", "mem:dead")
+KEPT_BY_BANK = ("mem:turns:", "mem:conversations:", "mem:batch:", "mem:dead-of:")
 
 
 @dataclass
@@ -24,6 +24,8 @@ class Held:
     dead: set[str] = field(default_factory=set)
     due: dict[str, float] = field(default_factory=dict)
     claims: dict[str, str] = field(default_factory=dict)
+    counted: int = 0
+    dead_of: dict[str, set[str]] = field(default_factory=dict)
 
     @property
     def documents(self) -> set[str]:
@@ -44,6 +46,11 @@ class Held:
                 found.append(f"{bank} has turns and nobody will ever look at it")
         found += [f"the claim of {bank} has no end" for bank in self.claims.keys() - self.due.keys()]
         found += [f"{document} is dead and alive" for document in self.dead & self.documents]
+        waiting_turns = sum(map(len, self.turns.values()))
+        if self.counted != waiting_turns:
+            found.append(f"{waiting_turns} turns wait and {self.counted} are counted")
+        if set().union(*self.dead_of.values()) != self.dead:
+            found.append("the dead letters and those of the banks differ")
         return found
 
 
@@ -59,6 +66,9 @@ async def look(redis: Redis) -> Held:
             held.waiting[bank] = {name: text.split(" ")[3:] for name, text in fields.items()}
         elif kind == "batch":
             held.batches[bank] = (await redis.hget(key, "documents") or "").split(" ")  # type: ignore[misc]
+        elif kind == "dead-of":
+            held.dead_of[bank] = set(await redis.hkeys(key))  # type: ignore[misc]
+    held.counted = int(await redis.get(keyspace.WAITING) or 0)
     held.dead = set(await redis.hkeys(keyspace.DEAD))  # type: ignore[misc]
     held.due = dict(await redis.zrange(keyspace.DUE, 0, -1, withscores=True))
     held.claims = await redis.hgetall(keyspace.CLAIMS)  # type: ignore[misc]

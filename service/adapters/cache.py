@@ -52,7 +52,16 @@ if redis.call('GET', KEYS[1]) == ARGV[1] then
 else
   redis.call('SET', KEYS[3], ARGV[3], 'EX', ARGV[4], 'NX')
 end
+redis.call('SADD', KEYS[4], KEYS[3])
+redis.call('EXPIRE', KEYS[4], ARGV[4])
 return 1
+"""
+# The answers are worthless without their epoch; their words need not lie around either.
+_CLEAR = b"""
+local cleared = 0
+for _, key in ipairs(redis.call('SMEMBERS', KEYS[1])) do cleared = cleared + redis.call('DEL', key) end
+redis.call('DEL', KEYS[1])
+return cleared
 """
 
 
@@ -170,11 +179,16 @@ class RecallCache:
         and the answer itself may hold what was forgotten.
         """
         head = b"%b %b %b %.3f\n" % (epochs.write, epochs.purge, epochs.server, time() + ttl_s)
-        keys = keyspace.write_epoch(bank), keyspace.purge_epoch(bank), keyspace.recall(bank, question)
+        keys = (
+            keyspace.write_epoch(bank),
+            keyspace.purge_epoch(bank),
+            keyspace.recall(bank, question),
+            keyspace.answers(bank),
+        )
         keep_s = max(int(ttl_s) + 1, self._stale_ttl_s)
         async with self._errors(ends):
             is_stored = await self._redis.execute(
-                b"EVAL", _PUBLISH, b"3", *(key.encode() for key in keys),
+                b"EVAL", _PUBLISH, b"4", *(key.encode() for key in keys),
                 epochs.write, epochs.purge, head + body, b"%d" % keep_s,
             )  # fmt: skip
         return bool(is_stored)
@@ -183,8 +197,10 @@ class RecallCache:
         """Something new is known of the bank: what is cached is old from now on."""
         await self._renew_epochs(keyspace.write_epoch(bank), patience_s=self._patience_s)
 
-    async def note_purge(self, bank: BankId) -> None:
+    async def note_purge(self, bank: BankId) -> int:
         """Something of the bank was forgotten: no answer from before is served or stored again.
+
+        Answers how many cached answers were deleted, those not counted that Redis has evicted.
 
         Call it once no source holds it any more and before the forget is answered: an answer computed
         between this call and a later deletion would be current. Raises `CacheUnavailable` after two
@@ -193,6 +209,9 @@ class RecallCache:
         await self._renew_epochs(
             keyspace.purge_epoch(bank), keyspace.write_epoch(bank), patience_s=_PURGE_PATIENCE_S
         )
+        async with self._errors(patience_s=_PURGE_PATIENCE_S):
+            cleared = await self._redis.execute(b"EVAL", _CLEAR, b"1", keyspace.answers(bank).encode())
+        return int(cast("int", cleared))
 
     async def lease(self, bank: BankId, question: str, token: bytes) -> bool:
         """Whether we have the right to compute an answer for the next second: else another process has.

@@ -9,6 +9,8 @@ so that it is never logged or passed on.
 
 import asyncio
 import contextlib
+import hashlib
+import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -71,6 +73,16 @@ class Item:
 OperationStatus = Literal["pending", "processing", "completed", "failed", "cancelled", "not_found"]
 
 
+@dataclass(frozen=True, slots=True)
+class OperationState:
+    """An operation: how far it is, memories made (0 until it is completed), its times."""
+
+    status: OperationStatus
+    memories: int
+    created_at: datetime | None
+    completed_at: datetime | None
+
+
 _FAILURES_TO_OPEN = 5
 _OPEN_S = 5
 # Patience that a caller must have had for its time-out to count, unless the usual deadline is shorter.
@@ -90,6 +102,7 @@ class HindsightAdapter:
         retain_timeout_s: float,
         fair_timeout_s: float = _FAIR_TIMEOUT_S,
         open_s: float = _OPEN_S,
+        bank_config: Mapping[str, Any] | None = None,
     ) -> None:
         self._url = url
         self._api_key = api_key
@@ -97,17 +110,22 @@ class HindsightAdapter:
         self._retain_timeout_s = retain_timeout_s
         self._fair_timeout_s = fair_timeout_s
         self._open_s = open_s
+        self._bank_config = dict(bank_config or {})
         self._is_probing = False
 
     @classmethod
-    def from_settings(cls, settings: Settings) -> Self:
-        """The server that `MEMORY_HINDSIGHT_URL` names."""
+    def from_settings(cls, settings: Settings, bank_config: Mapping[str, Any] | None = None) -> Self:
+        """The server that `MEMORY_HINDSIGHT_URL` names; `bank_config` is what its banks get besides.
+
+        Everything that makes banks or retains must be given the same (see `policy/bank_config`).
+        """
         return cls(
             settings.hindsight_url,
             settings.hindsight_api_key.get_secret_value() if settings.hindsight_api_key else None,
             recall_timeout_s=settings.recall_deadline_max_ms / 1000,
             retain_timeout_s=settings.retain_timeout_s,
             fair_timeout_s=min(_FAIR_TIMEOUT_S, _FAIR_SHARE * settings.recall_deadline_ms / 1000),
+            bank_config=bank_config,
         )
 
     async def __aenter__(self) -> Self:
@@ -130,6 +148,16 @@ class HindsightAdapter:
         await self._quick.aclose()
         await self._patient.aclose()
 
+    @property
+    def patient(self) -> Hindsight:
+        """The vendor's client for calls that may take long; only for this package's own modules."""
+        return self._patient
+
+    @property
+    def patience_s(self) -> float:
+        """Time limit of one such call."""
+        return self._retain_timeout_s
+
     async def recall(
         self,
         bank: BankId,
@@ -147,7 +175,7 @@ class HindsightAdapter:
         several failures in a row it is not asked for a few seconds, then by one caller at a time until
         it answers: a dead or hanging server then costs nobody but that one their deadline.
         """
-        async with self._spared(timeout_s), _vendor_errors(timeout_s):
+        async with self._spared(timeout_s), vendor_errors(timeout_s):
             try:
                 response = await self._quick.arecall(
                     bank,
@@ -187,14 +215,23 @@ class HindsightAdapter:
             if is_probe:
                 self._is_probing = False
 
+    @property
+    def bank_config_id(self) -> str:
+        """Stands for the configuration that banks get: another one makes them be made anew."""
+        if not self._bank_config:
+            return "1"
+        return hashlib.sha256(json.dumps(self._bank_config, sort_keys=True).encode()).hexdigest()[:12]
+
     async def make_bank(self, bank: BankId) -> None:
         """Create the bank with the settings recall is tuned for; harmless when it exists."""
-        async with _vendor_errors(self._retain_timeout_s):
+        async with vendor_errors(self._retain_timeout_s):
             await self._patient.acreate_bank(
                 bank,
                 enable_graph_retrieval=BANK_SETTINGS["enable_graph_retrieval"],
                 enable_temporal_retrieval=BANK_SETTINGS["enable_temporal_retrieval"],
             )
+            if self._bank_config:
+                await self._patient.aupdate_bank_config(bank, **self._bank_config)
 
     async def retain(self, bank: BankId, items: Sequence[Item], operation: OperationId) -> None:
         """Hand `items` to Hindsight's own durable queue under `operation`.
@@ -202,27 +239,49 @@ class HindsightAdapter:
         The same operation id in the same bank is the same operation (and its new content is
         dropped), so that a repetition after a lost answer stores nothing twice.
         """
-        async with _vendor_errors(self._retain_timeout_s):
+        async with vendor_errors(self._retain_timeout_s):
             await self._patient.aretain_batch(
-                bank, [_item(item) for item in items], retain_async=True, operation_id=operation
+                bank, [self._item(item) for item in items], retain_async=True, operation_id=operation
             )
+
+    def _item(self, item: Item) -> dict[str, Any]:
+        return {
+            "content": item.text,
+            "timestamp": item.said_at or None,
+            "context": item.context or None,
+            "metadata": dict(item.metadata) or None,
+            "document_id": item.document_id,
+            "tags": list(item.tags),
+            # The default scope would keep one observation per tag set: after a move, both cities.
+            "observation_scopes": self._bank_config.get("default_observation_scopes", "shared"),
+        }
 
     async def operation(self, bank: BankId, operation: OperationId) -> OperationStatus:
         """How far the operation is."""
-        async with _vendor_errors(self._retain_timeout_s):
+        return (await self.operation_state(bank, operation)).status
+
+    async def operation_state(self, bank: BankId, operation: OperationId) -> OperationState:
+        """How far the operation is, and what it has made."""
+        async with vendor_errors(self._retain_timeout_s):
             try:
                 response = await self._patient.operations.get_operation_status(
                     bank, operation, _request_timeout=self._retain_timeout_s
                 )
             except ApiException as exc:
                 if exc.status == 404:
-                    return "not_found"
+                    return OperationState("not_found", 0, None, None)
                 raise
-        return cast("OperationStatus", response.status)
+            made = (response.result_metadata or {}).get("unit_ids_count")
+        return OperationState(
+            status=cast("OperationStatus", response.status),
+            memories=made if isinstance(made, int) else 0,
+            created_at=_moment(response.created_at),
+            completed_at=_moment(response.completed_at),
+        )
 
     async def memories_in(self, bank: BankId, document: DocumentId) -> int:
         """How many memories the document holds; 0 when there is no such document."""
-        async with _vendor_errors(self._retain_timeout_s):
+        async with vendor_errors(self._retain_timeout_s):
             try:
                 response = await self._patient.documents.get_document(
                     bank, document, _request_timeout=self._retain_timeout_s
@@ -235,12 +294,13 @@ class HindsightAdapter:
 
     async def check(self, timeout_s: float) -> None:
         """Prove that Hindsight and its database answer, or raise."""
-        async with _vendor_errors(timeout_s):
+        async with vendor_errors(timeout_s):
             await self._quick.monitoring.get_readiness(_request_timeout=timeout_s)
 
 
 @asynccontextmanager
-async def _vendor_errors(timeout_s: float) -> AsyncIterator[None]:
+async def vendor_errors(timeout_s: float) -> AsyncIterator[None]:
+    """Cut the block off after `timeout_s` and map what the vendor's client raises to our errors."""
     try:
         async with asyncio.timeout(timeout_s):
             yield
@@ -266,19 +326,6 @@ async def _vendor_errors(timeout_s: float) -> AsyncIterator[None]:
             retry_after_s=30,
             reached=True,
         ) from exc
-
-
-def _item(item: Item) -> dict[str, Any]:
-    return {
-        "content": item.text,
-        "timestamp": item.said_at or None,
-        "context": item.context or None,
-        "metadata": dict(item.metadata) or None,
-        "document_id": item.document_id,
-        "tags": list(item.tags),
-        # The default scope would keep one observation per tag set: after a move, both cities.
-        "observation_scopes": "shared",
-    }
 
 
 def _recalled(result: RecallResult) -> Recalled:

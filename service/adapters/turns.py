@@ -14,9 +14,11 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from importlib.resources import files
+from time import monotonic
 from types import TracebackType
 from typing import Any, Literal, Self, cast
 
+from hiredis import HiredisError
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
@@ -26,6 +28,9 @@ from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from service import keyspace
+from service.adapters import turns_sweep
+from service.adapters.pipelined import PipelinedRedis
+from service.adapters.turns_scripts import run_shared
 from service.adapters.turns_types import (
     Batch,
     Claim,
@@ -33,22 +38,24 @@ from service.adapters.turns_types import (
     Job,
     JobStatus,
     LogState,
+    MostWaiting,
     NewTurn,
     Turn,
     batch_of,
     payload_of,
     turn_of,
 )
-from service.errors import ClaimLost, TurnsLogUnavailable
+from service.errors import ClaimLost, TooManyWaiting, TurnsLogUnavailable
 from service.scope import BankId, ConversationId, DocumentId, JobId
 from service.settings import Settings
 
 __all__ = ["Batch", "Claim", "Debounce", "Job", "JobStatus", "LogState", "NewTurn", "Turn", "TurnsLog"]
 
 # A job that never ends is forgotten after this, long after its turns were seen to.
-_UNFINISHED_JOB_TTL_S = 90 * 86_400
+UNFINISHED_JOB_TTL_S = 90 * 86_400
 _BANK_MADE_TTL_S = 30 * 86_400
-_SWEEP_PAGE = 1000
+_HOOK_TTL_S = 86_400
+_FULL_RETRY_S = 30
 _SCRIPTS = (
     "accept",
     "claim",
@@ -59,6 +66,14 @@ _SCRIPTS = (
     "settle",
     "release",
     "rearm",
+    "prepared",
+    "wake",
+    "letters_page",
+    "letters_find",
+    "revive",
+    "drop",
+    "forget",
+    "forget_end",
 )
 
 
@@ -71,18 +86,37 @@ class TurnsLog:
     """
 
     def __init__(
-        self, redis_url: str, debounce: Debounce, *, timeout_s: float = 2.0, claim_s: float = 10.0
+        self,
+        redis_url: str,
+        debounce: Debounce,
+        *,
+        timeout_s: float = 2.0,
+        claim_s: float = 10.0,
+        most_waiting: MostWaiting | None = None,
+        has_epochs: bool = False,
     ) -> None:
         self._url = redis_url
         self._debounce = debounce
+        self._most_waiting = most_waiting or MostWaiting()
         self._timeout_s = timeout_s
         self._claim_ms = int(claim_s * 1000)
         self.claim_s = claim_s
+        self.has_epochs = has_epochs
 
     @classmethod
     def from_settings(cls, settings: Settings) -> Self:
         """The log that API and worker share; they have to agree on the debounce."""
-        return cls(settings.redis_url, Debounce(settings.quiet_s, settings.max_wait_s, settings.batch_turns))
+        return cls(
+            settings.redis_url,
+            Debounce(settings.quiet_s, settings.max_wait_s, settings.batch_turns),
+            most_waiting=MostWaiting(settings.max_waiting_per_user, settings.max_waiting),
+            has_epochs=settings.effective_cache_redis_url == settings.redis_url,
+        )
+
+    @property
+    def debounce(self) -> Debounce:
+        """When conversations are due."""
+        return self._debounce
 
     async def __aenter__(self) -> Self:
         self._redis: Redis = Redis.from_url(
@@ -95,6 +129,7 @@ class TurnsLog:
             retry_on_error=[RedisConnectionError],
             health_check_interval=15,
         )
+        self._shared = await PipelinedRedis(self._url).__aenter__()
         folder = files("service.adapters") / "lua"
         common = (folder / "common.lua").read_text("utf-8")
         self._scripts: dict[str, AsyncScript] = {
@@ -106,6 +141,7 @@ class TurnsLog:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        await self._shared.__aexit__(kind, error, trace)
         await self._redis.aclose()
 
     async def accept(
@@ -121,34 +157,47 @@ class TurnsLog:
     ) -> tuple[Literal["queued", "duplicate"], JobId]:
         """Write the turns of one request, or find the job of which they are a repetition.
 
+        With `has_epochs` (the cache is in the same Redis) it also makes what is cached of the bank old.
         `seen` is the digest that identifies the request for `seen_ttl_s` seconds. When this
-        returns, the turns are in the append-only file (as durable as its fsync setting).
+        returns, the turns are in the append-only file (as durable as its fsync setting). Raises
+        `TooManyWaiting` when the turns would be over the limit of their bank or of all.
         """
-        status, known = await self._run(
-            "accept",
-            [
-                keyspace.seen(seen),
-                keyspace.job(job_id),
-                keyspace.turns(bank),
-                keyspace.conversations(bank),
-                keyspace.batch(bank),
-                keyspace.DUE,
-                keyspace.CLAIMS,
-                keyspace.CLAIM_NUMBER,
-                keyspace.DEAD,
-            ],
-            [
-                job_id,
-                seen_ttl_s,
-                _UNFINISHED_JOB_TTL_S,
-                tenant,
-                bank,
-                conversation,
-                *self._debounce.arguments,
-                *(value for turn in turns for value in (turn.document_id, payload_of(turn))),
-            ],
-        )
-        return status, JobId(known)
+        keys = [
+            keyspace.seen(seen),
+            keyspace.job(job_id),
+            keyspace.turns(bank),
+            keyspace.conversations(bank),
+            keyspace.batch(bank),
+            keyspace.DUE,
+            keyspace.CLAIMS,
+            keyspace.CLAIM_NUMBER,
+            keyspace.DEAD,
+            keyspace.dead_of(bank),
+            keyspace.WAITING,
+            keyspace.forgotten(bank),
+            *([keyspace.write_epoch(bank)] if self.has_epochs else []),
+        ]
+        args: list[str | int | float] = [
+            job_id,
+            seen_ttl_s,
+            UNFINISHED_JOB_TTL_S,
+            tenant,
+            bank,
+            conversation,
+            *self._debounce.arguments,
+            self._most_waiting.of_bank,
+            self._most_waiting.of_all,
+            *(value for turn in turns for value in (turn.document_id, payload_of(turn))),
+        ]
+        async with self._redis_errors():
+            status, known = await run_shared(self._shared, self._scripts["accept"], keys, args)
+        if status == "full":
+            whose = "this user's turns" if known == "bank" else "turns"
+            raise TooManyWaiting(
+                f"So many of {whose} wait to be stored that no more are taken now; try again soon.",
+                retry_after_s=_FULL_RETRY_S,
+            )
+        return "duplicate" if status == "duplicate" else "queued", JobId(known)
 
     async def count_due(self) -> int:
         """How many banks are due and not claimed."""
@@ -156,10 +205,13 @@ class TurnsLog:
 
     async def claim(self, most: int) -> list[Claim]:
         """Up to `most` due banks, oldest first, each claimed for `claim_s` seconds."""
+        asked_at = monotonic()
         flat = await self._run(
             "claim", [keyspace.DUE, keyspace.CLAIMS, keyspace.CLAIM_NUMBER], [most, self._claim_ms]
         )
-        return [Claim(BankId(bank), token) for bank, token in zip(flat[::2], flat[1::2], strict=True)]
+        return [
+            Claim(BankId(bank), token, asked_at) for bank, token in zip(flat[::2], flat[1::2], strict=True)
+        ]
 
     async def renew(self, claim: Claim) -> None:
         """Start the claim's time anew."""
@@ -222,6 +274,8 @@ class TurnsLog:
                 keyspace.turns(claim.bank),
                 keyspace.batch(claim.bank),
                 keyspace.DEAD,
+                keyspace.dead_of(claim.bank),
+                keyspace.WAITING,
                 *(keyspace.job(turn.job_id) for turn in ended),
             ],
             [
@@ -243,48 +297,25 @@ class TurnsLog:
             [claim.bank, claim.token, int(retry_in_s * 1000), *self._debounce.arguments],
         )
 
-    async def sweep(self) -> int:
-        """Find work and claims of banks that are not on the list and put them back; how many banks were.
+    async def wake(self, bank: BankId, event_digest: str) -> bool:
+        """Look at `bank` now if its batch waits for an operation to end; False: the event was known.
 
-        Walks through all keys page by page, and never holds Redis up for longer than one page.
+        `event_digest` stands for the event that tells so, which is known for a day.
         """
-        rearmed = 0
-        cursor = 0
-        prefixes = tuple(key(BankId("")) for key in (keyspace.turns, keyspace.conversations, keyspace.batch))
-        while True:
-            async with self._redis_errors():
-                cursor, keys = await self._redis.scan(cursor, match="mem:[tcb]*:*", count=_SWEEP_PAGE)
-            banks = {BankId(key.removeprefix(p)) for key in keys for p in prefixes if key.startswith(p)}
-            rearmed += await self._rearm(banks)
-            if not cursor:
-                break
-        while True:
-            async with self._redis_errors():
-                cursor, claims = await self._redis.hscan(keyspace.CLAIMS, cursor, count=_SWEEP_PAGE)
-            rearmed += await self._rearm({BankId(bank) for bank in claims})
-            if not cursor:
-                return rearmed
+        reply = await self._run(
+            "wake",
+            [keyspace.hook(event_digest), keyspace.DUE, keyspace.CLAIMS, keyspace.batch(bank)],
+            [bank, _HOOK_TTL_S],
+        )
+        return bool(reply == "new")
 
-    async def _rearm(self, banks: set[BankId]) -> int:
-        ordered = sorted(banks)
-        if not ordered:
-            return 0
-        async with self._redis_errors():
-            scores = await self._redis.zmscore(keyspace.DUE, cast("Any", ordered))
-        rearmed = 0
-        for bank in (bank for bank, score in zip(ordered, scores, strict=True) if score is None):
-            rearmed += await self._run(
-                "rearm",
-                [
-                    keyspace.DUE,
-                    keyspace.CLAIMS,
-                    keyspace.turns(bank),
-                    keyspace.conversations(bank),
-                    keyspace.batch(bank),
-                ],
-                [bank],
-            )
-        return rearmed
+    async def sweep(self) -> int:
+        """Put banks with work that nobody would ever look at back on the list; how many there were.
+
+        Also counts the waiting turns and puts their counter right. Walks through all keys page by page,
+        and never holds Redis up for longer than one page.
+        """
+        return await turns_sweep.sweep(self._redis, self._redis_errors, self._run)
 
     async def pending(self, bank: BankId) -> list[Turn]:
         """Accepted turns that Hindsight may not know yet, in order of acceptance."""
@@ -310,15 +341,30 @@ class TurnsLog:
             finished_ms=int(finished) if finished else None,
         )
 
-    async def is_bank_made(self, bank: BankId) -> bool:
-        """Whether Hindsight is known to have this bank with our settings."""
+    async def is_bank_made(self, bank: BankId, config_id: str = "1") -> bool:
+        """Whether Hindsight is known to have this bank with the configuration that `config_id` stands for."""
         async with self._redis_errors():
-            return bool(await self._redis.exists(keyspace.bank_made(bank)))
+            return bool(await self._redis.get(keyspace.bank_made(bank)) == config_id)
 
-    async def note_bank_made(self, bank: BankId) -> None:
-        """Remember that Hindsight has this bank."""
+    async def note_bank_made(self, bank: BankId, config_id: str = "1") -> None:
+        """Remember that Hindsight has this bank with this configuration."""
         async with self._redis_errors():
-            await self._redis.set(keyspace.bank_made(bank), "1", ex=_BANK_MADE_TTL_S)
+            await self._redis.set(keyspace.bank_made(bank), config_id, ex=_BANK_MADE_TTL_S)
+
+    async def note_bank_gone(self, bank: BankId) -> None:
+        """Remember no longer that Hindsight has this bank."""
+        async with self._redis_errors():
+            await self._redis.delete(keyspace.bank_made(bank))
+
+    async def note_prepared(self, claim: Claim, batch: Batch, prepared: str) -> None:
+        """Keep what was made of the frozen batch's turns with it, until it is settled (see `Batch`)."""
+        reply = await self._run_held(
+            "prepared",
+            [keyspace.CLAIMS, keyspace.batch(claim.bank)],
+            [claim.bank, claim.token, batch.id, prepared],
+        )
+        if reply == "gone":
+            raise ClaimLost("The batch is gone.")
 
     async def check(self) -> LogState:
         """How the log stands; also proves that it can be written to."""
@@ -336,6 +382,10 @@ class TurnsLog:
         return LogState(
             overdue_s=overdue_s, waiting_banks=banks, dead_letters=dead, is_worker_alive=bool(worker)
         )
+
+    async def run(self, script: str, keys: Sequence[str], args: Sequence[str | int | float]) -> Any:
+        """The answer of one of the log's scripts, for the modules that add to what the log can do."""
+        return await self._run(script, keys, args)
 
     async def _run(self, name: str, keys: Sequence[str], args: Sequence[str | int | float]) -> Any:
         async with self._redis_errors():
@@ -355,7 +405,7 @@ class TurnsLog:
                 yield
         except (RedisConnectionError, RedisTimeoutError, OSError, TimeoutError) as exc:
             raise TurnsLogUnavailable("The queue does not answer; try again soon.", retry_after_s=5) from exc
-        except RedisError as exc:
+        except (RedisError, HiredisError) as exc:
             # Out of memory, read-only, loading: nothing was written, and it can pass.
             raise TurnsLogUnavailable(
                 "The queue cannot take writes now; try again soon.", retry_after_s=15

@@ -2,7 +2,8 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from time import monotonic
 from typing import Literal
 
 from service.scope import BankId, ConversationId, DocumentId, JobId
@@ -44,7 +45,8 @@ class Batch:
     how often the running operation was looked at in vain. `round` grows when an operation ended
     badly and has to be started under a new id; `is_solo` says that each turn goes alone, to find
     the one that is to blame. `processing_ms` is when the operation was first seen being worked on
-    (0: not yet), `loaded_ms` when the log answered this; both are the log's clock.
+    (0: not yet), `loaded_ms` when the log answered this; both are the log's clock. `prepared` is what
+    was made of turns of the batch on an earlier try, empty if nothing was.
     """
 
     id: str
@@ -57,14 +59,20 @@ class Batch:
     is_solo: bool = False
     processing_ms: int = 0
     loaded_ms: int = 0
+    prepared: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The right to work on a bank until the claim ends."""
+    """The right to work on a bank until the claim ends; `asked_at` is when this process asked for it.
+
+    By the process's own monotonic clock, before Redis started the claim's time: counted from there,
+    a claim seems to end a little sooner here than it does.
+    """
 
     bank: BankId
     token: str
+    asked_at: float = field(default_factory=monotonic, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +111,14 @@ class Debounce:
     def arguments(self) -> tuple[int, int, int]:
         """Quiet ms, longest wait ms, most turns, as the scripts take them."""
         return int(self.quiet_s * 1000), int(self.max_wait_s * 1000), self.max_turns
+
+
+@dataclass(frozen=True, slots=True)
+class MostWaiting:
+    """How many turns may wait to be stored: of one bank, and of all together."""
+
+    of_bank: int = 1_000
+    of_all: int = 200_000
 
 
 def payload_of(turn: NewTurn) -> str:
@@ -147,4 +163,5 @@ def batch_of(flat_fields: Sequence[str], flat_turns: Sequence[str], now_ms: int)
         is_solo=fields["solo"] == "1",
         processing_ms=int(fields["processing_ms"]),
         loaded_ms=now_ms,
+        prepared=fields.get("prepared", ""),
     )

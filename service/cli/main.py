@@ -10,9 +10,25 @@ from typing import Any
 import click
 from pydantic import ValidationError
 
+from service.policy.policy_mistakes import PolicyFileError
 from service.settings import Settings, explain
 
-_COMMANDS = ("demo", "openapi", "serve", "templates", "up", "worker")
+_COMMANDS = (
+    "audit",
+    "dead",
+    "demo",
+    "doctor",
+    "keys",
+    "link",
+    "openapi",
+    "policy",
+    "retention",
+    "serve",
+    "templates",
+    "token",
+    "up",
+    "worker",
+)
 
 
 class _Lazy(click.Group):
@@ -26,6 +42,8 @@ class _Lazy(click.Group):
             if exc.title != Settings.__name__:
                 raise
             raise click.ClickException(explain(exc)) from None
+        except PolicyFileError as exc:
+            raise click.ClickException(f"MEMORY_POLICY_FILE is not valid:\n{exc}") from None
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Names of all subcommands."""

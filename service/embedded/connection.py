@@ -14,12 +14,13 @@ _FILE = "connection.json"
 class Connection:
     """Where the running stack is. `pids` holds the children's process ids by name, as last started.
 
-    `redis_url` includes what is needed to log in. The representation shows neither key nor URLs.
+    The URLs of Redis include what is needed to log in. The representation shows neither key nor URLs.
     """
 
     url: str
     api_key: str = field(repr=False)
     redis_url: str = field(repr=False)
+    cache_redis_url: str = field(repr=False)
     hindsight_url: str = field(repr=False)
     pids: dict[str, int]
 
@@ -41,6 +42,7 @@ def read_connection(data_dir: Path) -> Connection | None:
             url=str(content["url"]),
             api_key=str(content["api_key"]),
             redis_url=str(content["redis_url"]),
+            cache_redis_url=str(content["cache_redis_url"]),
             hindsight_url=str(content["hindsight_url"]),
             pids={str(name): int(pid) for name, pid in content["pids"].items()},
         )

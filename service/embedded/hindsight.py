@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from urllib.parse import urlsplit
 
 from service.embedded import embeddings, environment, packages
 from service.embedded.data_dir import DataDir
@@ -117,8 +118,8 @@ def _webhook_settings(webhook: Webhook | None) -> dict[str, str]:
         "HINDSIGHT_API_WEBHOOK_URL": webhook.url,
         "HINDSIGHT_API_WEBHOOK_SECRET": webhook.secret,
         "HINDSIGHT_API_WEBHOOK_EVENT_TYPES": "retain.completed,consolidation.completed",
-        # Loopback is refused unless it is named.
-        "HINDSIGHT_API_WEBHOOK_ALLOWED_HOSTS": LOOPBACK,
+        # Private addresses are refused unless they are named.
+        "HINDSIGHT_API_WEBHOOK_ALLOWED_HOSTS": urlsplit(webhook.url).hostname or LOOPBACK,
     }
 
 

@@ -1,4 +1,7 @@
-"""The Redis-compatible server of the local stack: Valkey, durable, closed to other local users.
+"""The Redis-compatible servers of the local stack: Valkey, closed to other local users.
+
+Two of them, since their promises contradict each other: accepted turns must survive, cached answers must
+not cost a write to the disk, may be evicted, and hold memories that do not belong into another file.
 
 Durability: a write is answered only after it was appended to the AOF *and* fsynced (`appendfsync always`),
 so an accepted turn survives kill -9 and a power cut. Under `everysec` the append itself is put off for up to
@@ -17,6 +20,7 @@ from service.embedded.probes import Address, redis_says
 from service.embedded.supervisor import ChildSpec
 
 NAME = "redis"
+CACHE_NAME = "cache"
 
 # Paths are relative to the server's folder: a configuration file has no safe quoting for every name.
 _CONFIG = """\
@@ -26,12 +30,19 @@ daemonize no
 dir ./
 logfile ""
 loglevel notice
+save ""
+"""
+_DURABLE = """\
 appendonly yes
 appendfsync always
 no-appendfsync-on-rewrite no
-save ""
 maxmemory 0
 maxmemory-policy noeviction
+"""
+_CACHE = """\
+appendonly no
+maxmemory 256mb
+maxmemory-policy allkeys-lru
 """
 
 
@@ -41,6 +52,7 @@ class RedisServer:
 
     address: Address
     password: str | None
+    name: str = NAME
 
     @property
     def url(self) -> str:
@@ -50,36 +62,37 @@ class RedisServer:
         return f"redis://:{self.password}@{self.address.host}:{self.address.port}/0"
 
 
-def socket_path(data: DataDir) -> Path | None:
+def socket_path(data: DataDir, name: str = NAME) -> Path | None:
     """Path of the unix socket; None if it would not fit and a loopback port is needed."""
-    path = data.sockets / "redis.sock"
+    path = data.sockets / f"{name}.sock"
     return path if sockets.fits(path) else None
 
 
-def redis_server(data: DataDir, port: int) -> RedisServer:
+def redis_server(data: DataDir, port: int, name: str = NAME) -> RedisServer:
     """The server on its unix socket, or else on loopback `port` with a password."""
-    socket = socket_path(data)
+    socket = socket_path(data, name)
     if socket is not None:
-        return RedisServer(Address(socket=socket), None)
-    return RedisServer(Address(port=port), data.secret("redis_password"))
+        return RedisServer(Address(socket=socket), None, name)
+    return RedisServer(Address(port=port), data.secret("redis_password"), name)
 
 
 def spec(data: DataDir, server: RedisServer, base_env: Mapping[str, str]) -> ChildSpec:
-    """How to run it.
+    """How to run it; the one named `CACHE_NAME` forgets when it ends.
 
     Raises:
         LocalStackError: the program is not installed.
     """
-    folder = data.root / "redis"
+    folder = data.root / server.name
+    config = _CONFIG + (_CACHE if server.name == CACHE_NAME else _DURABLE)
 
     async def prepare() -> None:
         folder.mkdir(mode=0o700, exist_ok=True)
         if server.address.socket is not None:
-            listen = "port 0\nunixsocket ../run/redis.sock\nunixsocketperm 700"
+            listen = f"port 0\nunixsocket ../run/{server.name}.sock\nunixsocketperm 700"
         else:
             listen = f"bind {server.address.host}\nport {server.address.port}\nrequirepass {server.password}"
         # The password is in a private file, not in the command line that every local user can read.
-        write_private(folder / "valkey.conf", _CONFIG.format(listen=listen))
+        write_private(folder / "valkey.conf", config.format(listen=listen))
 
     async def is_ready(_: int) -> bool:
         return await redis_says(server.address, server.password) == b"+PONG"
@@ -89,11 +102,11 @@ def spec(data: DataDir, server: RedisServer, base_env: Mapping[str, str]) -> Chi
 
     folder.mkdir(mode=0o700, exist_ok=True)
     return ChildSpec(
-        name=NAME,
+        name=server.name,
         command=[str(packages.valkey_server()), "valkey.conf"],
         env=environment.for_server(base_env),
         cwd=folder,
-        log=data.logs / "redis.log",
+        log=data.logs / f"{server.name}.log",
         is_ready=is_ready,
         is_alive=is_alive,
         prepare=prepare,

@@ -31,24 +31,34 @@ class Plan:
     port: int
     api_key: str = field(repr=False)
     redis_url: str = field(repr=False)
+    cache_redis_url: str = field(repr=False)
     hindsight_url: str = field(repr=False)
+    webhook_secret: str | None = field(repr=False)
     reservation: ports.Reservation = field(repr=False)
 
     @property
     def url(self) -> str:
         """Address of the API for clients on this machine."""
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(self.host, self.host)
-        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+        return _local_url(self.host, self.port)
 
     def connection(self, pids: dict[str, int]) -> Connection:
         """What `connection.json` says."""
-        return Connection(self.url, self.api_key, self.redis_url, self.hindsight_url, pids)
+        return Connection(
+            self.url, self.api_key, self.redis_url, self.cache_redis_url, self.hindsight_url, pids
+        )
 
 
-async def make_plan(settings: Settings, data: DataDir, *, webhook: bool = False) -> Plan:
+def _local_url(host: str, port: int) -> str:
+    """Where a server that listens on `host` is reached from this machine."""
+    host = {"0.0.0.0": ports.LOOPBACK, "::": "::1", "": ports.LOOPBACK}.get(host, host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+async def make_plan(settings: Settings, data: DataDir, *, webhook: bool = True) -> Plan:
     """Choose ports, secrets and children.
 
     A Redis or Hindsight URL that somebody set (rather than the default) takes the place of the local server.
+    With `webhook` the local Hindsight tells the API what it has stored.
 
     Raises:
         LocalStackError: a port is taken, a package is missing, an external server does not answer.
@@ -61,18 +71,26 @@ async def make_plan(settings: Settings, data: DataDir, *, webhook: bool = False)
         api_key = settings.api_key.get_secret_value()
     else:
         api_key = data.secret("api_key", prefix="dm_")
+    webhook_secret = settings.webhook_secret.get_secret_value() if settings.webhook_secret else None
     specs: list[ChildSpec] = []
     needs: list[str] = []
 
-    if "redis_url" in settings.model_fields_set:
+    def local_redis(name: str) -> str:
+        redis_port = 0 if redis_server.socket_path(data, name) else choose(name)
+        redis = redis_server.redis_server(data, redis_port, name)
+        specs.append(redis_server.spec(data, redis, base))
+        needs.append(name)
+        return redis.url
+
+    is_redis_local = "redis_url" not in settings.model_fields_set
+    if is_redis_local:
+        redis_url = local_redis(redis_server.NAME)
+    else:
         redis_url = settings.redis_url
         await _check_redis(redis_url)
-    else:
-        redis_port = 0 if redis_server.socket_path(data) else choose(redis_server.NAME)
-        redis = redis_server.redis_server(data, redis_port)
-        redis_url = redis.url
-        specs.append(redis_server.spec(data, redis, base))
-        needs.append(redis_server.NAME)
+    cache_redis_url = settings.cache_redis_url or redis_url
+    if settings.cache_redis_url is None and is_redis_local:
+        cache_redis_url = local_redis(redis_server.CACHE_NAME)
 
     if "hindsight_url" in settings.model_fields_set:
         hindsight_url = settings.hindsight_url
@@ -85,9 +103,8 @@ async def make_plan(settings: Settings, data: DataDir, *, webhook: bool = False)
         hindsight_url = server.url
         hook = None
         if webhook:
-            hook = hindsight.Webhook(
-                f"http://{ports.LOOPBACK}:{port}/hooks/hindsight", data.secret("webhook_secret")
-            )
+            webhook_secret = webhook_secret or data.secret("webhook_secret")
+            hook = hindsight.Webhook(f"{_local_url(settings.host, port)}/hooks/hindsight", webhook_secret)
         specs += [
             postgres.spec(database, await postgres.identity(), base),
             embeddings.spec(data, embedder, base),
@@ -104,7 +121,17 @@ async def make_plan(settings: Settings, data: DataDir, *, webhook: bool = False)
         needs.append(hindsight.NAME)
     choose.remember()
 
-    plan = Plan(specs, settings.host, port, api_key, redis_url, hindsight_url, reservation)
+    plan = Plan(
+        specs,
+        settings.host,
+        port,
+        api_key,
+        redis_url,
+        cache_redis_url,
+        hindsight_url,
+        webhook_secret,
+        reservation,
+    )
     specs += _our_processes(settings, data, plan, tuple(needs), base)
     return plan
 
@@ -133,11 +160,14 @@ def _our_processes(
     # Of somebody else's Hindsight only its operator knows the model.
     is_local = hindsight.NAME in needs
     model = {"MEMORY_EMBEDDING_MODEL": embeddings.MODEL} if is_local else {}
+    if plan.webhook_secret:
+        model["MEMORY_WEBHOOK_SECRET"] = plan.webhook_secret
     env = environment.for_ours(
         base,
         MEMORY_HOST=settings.host,
         MEMORY_PORT=str(plan.port),
         MEMORY_REDIS_URL=plan.redis_url,
+        MEMORY_CACHE_REDIS_URL=plan.cache_redis_url,
         MEMORY_HINDSIGHT_URL=plan.hindsight_url,
         MEMORY_API_KEY=plan.api_key,
         MEMORY_DATA_DIR=str(data.root),
@@ -263,7 +293,7 @@ async def run(
     console: Console,
     on_ready: Callable[[Plan], None],
     *,
-    webhook: bool = False,
+    webhook: bool = True,
 ) -> None:
     """Run the stack until SIGINT, SIGTERM or SIGHUP; a second signal ends it without patience.
 

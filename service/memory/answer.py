@@ -15,9 +15,10 @@ from service.adapters.turns import Turn, TurnsLog
 from service.errors import ServiceError
 from service.policy.block import BlockMemory, Language, language_of, render_block
 from service.policy.excerpt import excerpt, total_budget
+from service.policy.kinds import KeepPolicy, importance_of, kind_of
 from service.policy.ranking import GENERIC, Calibration, Candidate, Ranked, Scored, rank
 from service.schemas import MemoryReply, RecallRequest
-from service.scope import BankId, ConversationId, conversation_of
+from service.scope import BankId, ConversationId, conversation_of, turn_of_document
 
 _log = logging.getLogger(__name__)
 
@@ -29,7 +30,6 @@ _LOG_PATIENCE_S = 0.25
 _LOG_SHARE = 0.25
 # What is kept back of the deadline for ranking, shaping and the way home.
 _SHAPING_S = 0.03
-_KIND_TAG = "memory_type:"
 _CONVERSATION_TAG = "c-"
 # Standard deviations that an accepted turn of now has over an old one: among equals, age decides.
 _PENDING_RECENCY = 0.1
@@ -105,11 +105,13 @@ class Answerer:
         log: TurnsLog,
         zone: tzinfo,
         calibration: Calibration = GENERIC,
+        policy: KeepPolicy | None = None,
     ) -> None:
         self._hindsight = hindsight
         self._turns = log
         self._zone = zone
         self._calibration = calibration
+        self.policy = policy or KeepPolicy()
 
     async def answer(self, question: Question, timeout_s: float) -> Answer:
         """The answer, at the latest after `timeout_s`; never raises a `ServiceError`."""
@@ -216,10 +218,16 @@ class Answerer:
         return render_block(lines, language, self._zone)
 
     def _shaped(self, question: Question, recalled: Sequence[Recalled], pending: Sequence[Turn]) -> Answer:
-        known = {memory.document_id for memory in recalled}
+        known = {turn_of_document(memory.document_id) for memory in recalled if memory.document_id}
+        now = datetime.now(UTC)
         ranked = self._ranked(
             question,
-            [_candidate(memory) for memory in recalled if _is_wanted(memory.tags, question)],
+            [
+                _candidate(memory)
+                for memory in recalled
+                if _is_wanted(memory.tags, question)
+                and self.policy.is_recalled(kind_of(memory.tags), memory.said_at, now)
+            ],
             [
                 _pending_candidate(turn)
                 for turn in pending
@@ -269,11 +277,7 @@ def _has_tags(tags: Sequence[str], question: Question) -> bool:
 
 
 def _is_wanted(tags: Sequence[str], question: Question) -> bool:
-    return not question.kinds or _kind_of(tags) in question.kinds
-
-
-def _kind_of(tags: Sequence[str]) -> str | None:
-    return next((tag.removeprefix(_KIND_TAG) for tag in tags if tag.startswith(_KIND_TAG)), None)
+    return not question.kinds or kind_of(tags) in question.kinds
 
 
 def _candidate(memory: Recalled) -> Candidate:
@@ -289,6 +293,7 @@ def _candidate(memory: Recalled) -> Candidate:
         fact_type=memory.fact_type,
         group=next((tag for tag in memory.tags if tag.startswith(_CONVERSATION_TAG)), None),
         source_ids=memory.source_fact_ids,
+        importance=importance_of(memory.metadata, memory.tags),
     )
 
 
@@ -313,9 +318,9 @@ def _reply(kept: Scored, text: str, memory: Recalled | None, is_pending: bool) -
     return MemoryReply(
         id=kept.candidate.id,
         text=text,
-        kind=_kind_of(memory.tags) if memory else None,
+        kind=kind_of(memory.tags) if memory else None,
         score=round(kept.relevance, 4),
-        importance=None,
+        importance=kept.candidate.importance,
         created_at=when.isoformat(timespec="seconds") if when else None,
         pending=is_pending,
     )

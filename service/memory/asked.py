@@ -1,9 +1,11 @@
 """Questions that this process has read before, so that asking again costs only the look-up.
 
 Reading a recall (parsing, validation, the digests of bank and question) takes several times what
-the cached answer takes to fetch, and it is a pure function of the request's bytes, the tenant and the
-settings. Whoever repeats a question sends the same bytes; a digest of them names where its answer is
-cached. The key is still checked each time, and the answer is still read from Redis, under its epochs.
+the cached answer takes to fetch, and it is a pure function of the request's bytes, the key and the
+settings. (A key says for ever whose memory its requests are about; requests of keys that want user tokens,
+which end, are not remembered.) Whoever repeats a question sends the same bytes; a digest of them names
+where its answer is cached. The key is still checked each time, and the answer is still read from Redis,
+under its epochs.
 Kept are digests and numbers only, no words.
 """
 
@@ -51,8 +53,8 @@ class AskedBefore:
             self._known.popitem(last=False)
 
 
-def name_of(tenant: str, content_type: bytes, query_string: bytes, body: bytes) -> bytes:
+def name_of(key_id: str, content_type: bytes, query_string: bytes, body: bytes) -> bytes:
     """A digest of all that a request is read from; length-prefixed, so that no part runs into another."""
-    owner = tenant.encode()
+    owner = key_id.encode()
     head = b"%d %d %d " % (len(owner), len(content_type), len(query_string))
     return hashlib.sha256(b"".join((head, owner, content_type, query_string, body))).digest()

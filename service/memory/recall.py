@@ -37,6 +37,7 @@ from service.memory.flights import Flights
 from service.metrics import Metrics
 from service.policy.content import clean
 from service.policy.ranking import has_word, keep_tail
+from service.policy.redaction import RedactionPolicy, redact
 from service.schemas import RecallRequest
 from service.scope import BankId
 from service.settings import Settings
@@ -111,11 +112,20 @@ class _Flown:
 class Recaller:
     """Answers recalls; one per process."""
 
-    def __init__(self, answerer: Answerer, cache: RecallCache, metrics: Metrics, settings: Settings) -> None:
+    def __init__(
+        self,
+        answerer: Answerer,
+        cache: RecallCache,
+        metrics: Metrics,
+        settings: Settings,
+        redaction: RedactionPolicy,
+    ) -> None:
         self._answerer = answerer
         self._cache = cache
         self._metrics = metrics
         self._settings = settings
+        # A question keeps its sentences, so that something is left to look for.
+        self._redaction = redaction.for_questions
         self._flights: Flights[tuple[str, bool, Epochs | None], _Flown] = Flights()
         self._slots = asyncio.Semaphore(settings.recall_concurrency)
         self._asked = AskedBefore()
@@ -125,6 +135,7 @@ class Recaller:
             settings.timezone,
             settings.hindsight_url,
             settings.embedding_model,
+            answerer.policy,
         )
         self._setup = hashlib.sha256(repr(setup).encode()).hexdigest()[:16]
 
@@ -186,13 +197,14 @@ class Recaller:
         ends: float,
         gone: Gone | None,
     ) -> Reply:
-        query = normalised(request.query)
+        # Hindsight may trace what it is asked; and memories hold `[phone]`, never the number.
+        query = redact(normalised(request.query), self._redaction).text
         as_text = asked.as_text
         ask = _Ask(
             request,
             question_of(request, bank, query, self._settings.min_score),
             asked.key,
-            self._key(request, bank, query, "json") if as_text else asked.key,
+            self._key(request, bank, normalised(request.query), "json") if as_text else asked.key,
             epochs,
             ends,
         )

@@ -6,7 +6,9 @@ said again later in a conversation are a new turn. The words count even with a `
 nodes of one workflow run share the run's id, and neither may swallow the other.
 """
 
+import asyncio
 import json
+import logging
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,9 +18,18 @@ from typing import Literal
 from service import logs
 from service.adapters.cache import RecallCache
 from service.adapters.turns import NewTurn, TurnsLog
-from service.errors import CacheUnavailable, InvalidRequest, TooLarge
+from service.errors import (
+    CacheUnavailable,
+    HindsightRejected,
+    HindsightUnavailable,
+    InvalidRequest,
+    TooLarge,
+    TurnsLogUnavailable,
+)
+from service.memory.fallback import Fallback
 from service.policy.content import (
     Message,
+    Turn,
     UnreadableMessages,
     clean,
     read_messages,
@@ -26,38 +37,75 @@ from service.policy.content import (
     split_turns,
     strip_blocks,
 )
+from service.policy.redaction import RedactionPolicy, redact_all, redact_map, redact_messages
 from service.schemas import AddRequest
 from service.scope import BankId, JobId, conversation_of, document_of, turn_digest
 from service.settings import Settings
 
+_log = logging.getLogger(__name__)
+
 # One document; Hindsight cuts longer ones into chunks where it likes, we cut at sentences.
 _DOCUMENT_CHARS = 8_000
+# Redacting this much takes some milliseconds at most.
+_INLINE_CHARS = 5_000
 
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """What became of a request: messages kept and dropped; `job_id` is empty when nothing was kept."""
+    """What became of a request: messages kept and dropped, passages masked or cut.
+
+    `job_id` is empty when nothing was kept.
+    """
 
     status: Literal["queued", "duplicate", "skipped"]
     job_id: str
     accepted: int
     skipped: int
+    redacted: int
     searchable_now: bool
 
 
 async def accept(
-    request: AddRequest, *, tenant: str, bank: BankId, log: TurnsLog, cache: RecallCache, settings: Settings
+    request: AddRequest,
+    *,
+    tenant: str,
+    bank: BankId,
+    log: TurnsLog,
+    cache: RecallCache,
+    fallback: Fallback | None,
+    settings: Settings,
+    redaction: RedactionPolicy,
 ) -> Accepted:
     """Write the request's turns to the log; when this returns they survive any crash.
 
-    Raises `InvalidRequest` for messages that cannot be read, `TooLarge` for a turn over
-    `max_turn_chars`, `TurnsLogUnavailable` when the log cannot be written.
+    When the log is away they go to Hindsight through `fallback`, if there is one. Raises
+    `InvalidRequest` for messages that cannot be read, `TooLarge` for more than `max_request_turns`
+    turns or `max_turn_chars` characters, `TooManyWaiting` when so many turns wait that no more are
+    taken, `TurnsLogUnavailable` when nothing can take them for sure.
     """
     messages, skipped = _messages_of(request)
     if not messages:
-        return Accepted("skipped", "", 0, skipped, False)
+        return Accepted("skipped", "", 0, skipped, 0, False)
     if sum(len(message.text) for message in messages) > settings.max_turn_chars:
         raise TooLarge(f"One request may hold at most {settings.max_turn_chars} characters of messages.")
+
+    spoken = split_turns(messages)
+    if len(spoken) > settings.max_request_turns:
+        raise TooLarge(
+            f"One request may hold at most {settings.max_request_turns} turns; send the rest in others."
+        )
+
+    # Before anything is made of the words: what is sensitive reaches no digest and no queue.
+    kept, redacted = await _redact(messages, redaction)
+    skipped += len(messages) - len(kept)
+    if not kept:
+        return Accepted("skipped", "", 0, skipped, redacted, False)
+    if redacted:
+        messages, spoken = kept, split_turns(kept)
+    tags, in_tags = redact_all(filter(None, map(clean, request.tag_list)), redaction)
+    given = {clean(name): clean(text) for name, text in request.metadata_map.items()}
+    metadata, in_metadata = redact_map(given, redaction)
+    redacted += in_tags + in_metadata
 
     said_at = request.said_at
     words = json.dumps([[m.role, m.text] for m in messages], ensure_ascii=False) + said_at
@@ -71,34 +119,52 @@ async def accept(
     turn = turn_digest(*identity)
     job_id = JobId(uuid.uuid4().hex)
     logs.job_id.set(job_id)
-    status, known = await log.accept(
-        job_id=job_id,
-        seen=turn_digest(conversation, *identity[:2])
-        if not request.turn_id
-        else turn_digest(conversation, *identity),
-        seen_ttl_s=settings.turn_id_ttl_s if request.turn_id else settings.repeat_window_s,
-        tenant=tenant,
-        bank=bank,
-        conversation=conversation,
-        turns=[
-            NewTurn(
-                document_id=document_of(bank, conversation, turn, part),
-                text=text,
-                said_at=said_at,
-                tags=tuple(filter(None, map(clean, request.tag_list))),
-                metadata={clean(name): clean(text) for name, text in request.metadata_map.items()},
-            )
-            for part, text in enumerate(_documents(messages))
-        ],
-    )
-    is_visible = True
-    if status == "queued":
+    turns = [
+        NewTurn(document_of(bank, conversation, turn, part), text, said_at, tags, metadata)
+        for part, text in enumerate(_documents(spoken))
+    ]
+    try:
+        status, known = await log.accept(
+            job_id=job_id,
+            seen=turn_digest(conversation, *identity[:2])
+            if not request.turn_id
+            else turn_digest(conversation, *identity),
+            seen_ttl_s=settings.turn_id_ttl_s if request.turn_id else settings.repeat_window_s,
+            tenant=tenant,
+            bank=bank,
+            conversation=conversation,
+            turns=turns,
+        )
+    except TurnsLogUnavailable as exc:
+        if fallback is None:
+            raise
         try:
-            await cache.note_write(bank)
-        except CacheUnavailable:
-            # The turn is safe; recalls that are cached show it when they expire.
-            is_visible = False
-    return Accepted(status, known, len(messages), skipped, is_visible)
+            sent = await fallback.send(tenant, bank, conversation, turns)
+        except (HindsightUnavailable, HindsightRejected) as trouble:
+            raise exc from trouble
+        _log.warning("turns_sent_directly", extra={"turns": len(turns), "status": sent.status})
+        await _note_write(cache, bank)
+        # Nobody shows what waits in Hindsight's own queue.
+        return Accepted(sent.status, sent.job_id, len(messages), skipped, redacted, False)
+    is_visible = status == "duplicate" or log.has_epochs or await _note_write(cache, bank)
+    return Accepted(status, known, len(messages), skipped, redacted, is_visible)
+
+
+async def _redact(messages: Sequence[Message], policy: RedactionPolicy) -> tuple[list[Message], int]:
+    """Messages with something left, and how many passages were masked or cut."""
+    if sum(len(message.text) for message in messages) <= _INLINE_CHARS:
+        return redact_messages(messages, policy)
+    # A hostile text takes a second, and recalls have deadlines.
+    return await asyncio.to_thread(redact_messages, messages, policy)
+
+
+async def _note_write(cache: RecallCache, bank: BankId) -> bool:
+    """Make cached answers old; False when they stay: those then show the turn when they expire."""
+    try:
+        await cache.note_write(bank)
+    except CacheUnavailable:
+        return False
+    return True
 
 
 def _messages_of(request: AddRequest) -> tuple[list[Message], int]:
@@ -131,5 +197,5 @@ def _is_nothing(messages: object) -> bool:
     )
 
 
-def _documents(messages: Sequence[Message]) -> list[str]:
-    return [part for turn in split_turns(messages) for part in render_parts(turn, _DOCUMENT_CHARS)]
+def _documents(turns: Sequence[Turn]) -> list[str]:
+    return [part for turn in turns for part in render_parts(turn, _DOCUMENT_CHARS)]

@@ -14,8 +14,8 @@ import asyncio
 import logging
 import random
 import uuid
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from time import monotonic
@@ -30,9 +30,14 @@ from service.errors import (
     ClaimLost,
     HindsightRejected,
     HindsightUnavailable,
+    LlmMisconfigured,
+    LlmRejected,
+    LlmUnavailable,
     ServiceError,
     TurnsLogUnavailable,
 )
+from service.memory.extract import ExtractOptions, Extractor, Prepared
+from service.memory.hold import Hold
 from service.memory.outage import Outage
 from service.metrics import Metrics
 from service.scope import BankId, DocumentId, OperationId, operation_of
@@ -52,6 +57,7 @@ _LONGEST_LOOK_S = 10.0
 _LONGEST_BACKOFF_S = 300.0
 _OUTAGE_RETRY_S = 2.0
 _COUNT_S = 5.0
+_COUNTS_AT_ONCE = 5
 
 Verdict = Literal["final", "counts", "passes", "runs"]
 
@@ -91,6 +97,7 @@ class Storer:
         hindsight: HindsightAdapter,
         metrics: Metrics,
         options: StoreOptions,
+        extractor: Extractor | None = None,
     ) -> None:
         self._cache = cache
         self._turns = log
@@ -98,6 +105,7 @@ class Storer:
         self._metrics = metrics
         self._options = options
         self._outage = Outage(hindsight)
+        self._extractor = extractor or Extractor(log, hindsight, metrics, ExtractOptions())
 
     @property
     def is_hindsight_away(self) -> bool:
@@ -126,9 +134,9 @@ class Storer:
         Redis is away; the claim then ends by itself and the bank is handed out again.
         """
         logs.bank_id.set(claim.bank)
-        async with self._renewed(claim):
+        async with Hold(self._turns, claim) as hold:
             try:
-                retry_in_s = await self._drain(claim)
+                retry_in_s = await self._drain(claim, hold)
             except ClaimLost:
                 _log.warning("claim_lost", extra={"token": claim.token})
                 return
@@ -141,44 +149,31 @@ class Storer:
                 raise
         await self._turns.release(claim, retry_in_s=retry_in_s)
 
-    @asynccontextmanager
-    async def _renewed(self, claim: Claim) -> AsyncIterator[None]:
-        keeper = asyncio.create_task(self._keep(claim))
-        try:
-            yield
-        finally:
-            keeper.cancel()
-            await asyncio.wait([keeper])
-
-    async def _keep(self, claim: Claim) -> None:
-        while True:
-            await asyncio.sleep(self._turns.claim_s / 3)
-            try:
-                await self._turns.renew(claim)
-            except ClaimLost:
-                return  # the next write is refused and ends the work
-            except TurnsLogUnavailable:
-                continue  # Redis may be back before the claim ends
-
-    async def _drain(self, claim: Claim) -> float:
+    async def _drain(self, claim: Claim, hold: Hold) -> float:
         """Work until nothing is due or time is up; seconds until the batch that is left is tried again."""
         ends = monotonic() + _BANK_S
         while True:
             batch = await self._turns.take(claim, uuid.uuid4().hex)
             if batch is None:
                 return 0
-            retry_in_s = await self._store(claim, batch)
+            retry_in_s = await self._store(claim, hold, batch)
             if retry_in_s is not None:
                 return retry_in_s
             if monotonic() >= ends:
                 return 0
 
-    async def _store(self, claim: Claim, batch: Batch) -> float | None:
+    async def _store(self, claim: Claim, hold: Hold, batch: Batch) -> float | None:
         """Store one batch, or the first turn of a solo one; None: go on, else seconds until the next try."""
         group = batch.turns[:1] if batch.is_solo else batch.turns
+        kept: dict[DocumentId, int] | None = None
         try:
-            async with asyncio.timeout(_TRY_S):
-                trouble = await self._try(claim.bank, batch, group)
+            prepared = await self._prepare(claim, batch, group)
+            if isinstance(prepared, Prepared):
+                kept = prepared.kept
+                async with asyncio.timeout(_TRY_S):
+                    trouble = await self._try(claim.bank, hold, batch, prepared)
+            else:
+                trouble = prepared
         except TimeoutError:
             await self._outage.ask()
             trouble = _Trouble("passes", "Hindsight does not answer in time.")
@@ -189,22 +184,43 @@ class Storer:
             trouble = _Trouble("counts", "Storing this failed on our side.")
         if trouble is not None:
             return await self._fail(claim, batch, group, trouble)
-        kept = await self._count(claim.bank, group)
+        if kept is None:
+            kept = await self._count(claim.bank, group)
         await self._settle(claim, batch, kept, "done", "")
         self._metrics.turns.labels("stored").inc(len(group))
         return None
 
-    async def _try(self, bank: BankId, batch: Batch, group: Sequence[Turn]) -> _Trouble | None:
-        """Store `group` under its operation id and follow it to its end; None when it is stored."""
-        parts = [str(batch.round)] + ([group[0].document_id] if batch.is_solo else [])
+    async def _prepare(self, claim: Claim, batch: Batch, group: Sequence[Turn]) -> Prepared | _Trouble:
+        """What to store of `group`, or why that cannot be said yet."""
+        try:
+            return await self._extractor.prepare(claim, batch, group, _items(group, batch.turns))
+        except LlmRejected as exc:
+            return _Trouble("final", exc.detail)
+        except (LlmUnavailable, LlmMisconfigured) as exc:
+            return _Trouble("passes", exc.detail)
+        except (HindsightUnavailable, HindsightRejected) as exc:
+            await self._outage.ask()
+            return _Trouble("passes", exc.detail)
+
+    async def _try(self, bank: BankId, hold: Hold, batch: Batch, prepared: Prepared) -> _Trouble | None:
+        """Store a group under its operation id and follow it to its end; None when it is stored."""
+        if not prepared.items:
+            return None  # nothing worth keeping was said
+        parts = [str(batch.round)] + ([batch.turns[0].document_id] if batch.is_solo else [])
         operation = operation_of(batch.id, *parts)
         try:
             if batch.looks == 0:
-                if not await self._turns.is_bank_made(bank):
+                config_id = self._hindsight.bank_config_id
+                if not await self._turns.is_bank_made(bank, config_id):
                     await self._hindsight.make_bank(bank)
-                    await self._turns.note_bank_made(bank)
-                await self._hindsight.retain(bank, _items(group, batch.turns), operation)
-            return await self._follow(bank, batch, operation)
+                    await self._turns.note_bank_made(bank, config_id)
+                # A forget takes the claim away first: a worker that was stopped meanwhile must not send.
+                hold.check()
+                await self._hindsight.retain(bank, prepared.items, operation)
+            trouble = await self._follow(bank, hold, batch, operation)
+            if trouble is None:
+                hold.check()
+                await self._extractor.finish(bank, prepared)
         except HindsightRejected as exc:
             if await self._outage.ask() and await self._is_welcome(bank, operation):
                 return _Trouble("final", exc.detail)
@@ -212,6 +228,7 @@ class Storer:
         except HindsightUnavailable as exc:
             is_well = await self._outage.ask()
             return _Trouble("counts" if is_well and exc.reached else "passes", exc.detail)
+        return trouble
 
     async def _is_welcome(self, bank: BankId, operation: OperationId) -> bool:
         """Whether Hindsight takes harmless questions: if not, our key is wrong and not the turn."""
@@ -221,12 +238,15 @@ class Storer:
             return False
         return True
 
-    async def _follow(self, bank: BankId, batch: Batch, operation: OperationId) -> _Trouble | None:
+    async def _follow(
+        self, bank: BankId, hold: Hold, batch: Batch, operation: OperationId
+    ) -> _Trouble | None:
         ends = monotonic() + (self._options.follow_s if batch.looks == 0 else 0)
         pause_s = _FIRST_POLL_S
         while True:
             if batch.looks == 0:
                 await asyncio.sleep(pause_s)
+            hold.check()
             status = await self._hindsight.operation(bank, operation)
             if status == "completed":
                 return None
@@ -244,10 +264,18 @@ class Storer:
     async def _count(self, bank: BankId, group: Sequence[Turn]) -> dict[DocumentId, int]:
         """Memories made of each turn; a count that cannot be had now is 0, it is information only."""
         kept = {turn.document_id: 0 for turn in group}
-        with suppress(HindsightUnavailable, HindsightRejected, TimeoutError):
-            async with asyncio.timeout(_COUNT_S):
-                for document in kept:
+        left = list(kept)
+
+        async def count_some() -> None:
+            # A document that cannot be counted is likely not the only one: its counter ends there.
+            with suppress(HindsightUnavailable, HindsightRejected):
+                while left:
+                    document = left.pop()
                     kept[document] = await self._hindsight.memories_in(bank, document)
+
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_COUNT_S):
+                await asyncio.gather(*(count_some() for _ in range(min(_COUNTS_AT_ONCE, len(left)))))
         return kept
 
     async def _fail(

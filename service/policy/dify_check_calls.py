@@ -1,7 +1,6 @@
 """What would break in a flow's HTTP calls, those of the memory service above all: whose memory it is,
 what a text can break out of, where the key is."""
 
-import ipaddress
 import re
 from collections.abc import Iterator
 from typing import Final
@@ -9,6 +8,7 @@ from urllib.parse import urlsplit
 
 from service.policy.dify_finding import Finding, error, warning
 from service.policy.dify_flow import Flow, FlowNode, body_text, fields_of, mapping, selectors_in
+from service.policy.dify_network import address_faults
 
 _MEMORY_PATH: Final = re.compile(r"/memory/(recall|add|reflect|list|forget|correct)\b")
 _USER_IN_JSON: Final = re.compile(r'"user_id"\s*:\s*"([^"]*)"')
@@ -22,7 +22,6 @@ _SCHEME_WORDS: Final = ("bearer ", "basic ", "token ")
 _SHARED: Final = frozenset({"conversation_id", "user_id", "app_id", "workflow_id", "dialogue_count"})
 # What a person or a model wrote: it may name anybody.
 _WRITTEN: Final = frozenset({"llm", "agent", "parameter-extractor", "question-classifier", "answer"})
-_HTTP_PORTS_FROM: Final = 1025
 
 
 def check_calls(flow: Flow) -> Iterator[Finding]:
@@ -80,43 +79,34 @@ def _check_environment(flow: Flow) -> Iterator[Finding]:
 def _check_address(name: str, url: str) -> Iterator[Finding]:
     if not url:
         return
-    try:
-        parts = urlsplit(url)
-        host, port = parts.hostname or "", parts.port
-    except ValueError:
-        parts, host, port = urlsplit(""), "", None
-    if parts.scheme not in ("http", "https") or not host:
-        yield error("url", f"{name} must be a whole URL, such as http://memory:8000.")
-        return
-    if url.endswith("/"):
-        yield error(
-            "url_slash", f"{name} ends with a slash: every call would go to //memory/… and find nothing."
-        )
-    if parts.scheme == "https" and port not in (None, 443):
-        yield error("url_port", f"{name}: Dify's proxy lets HTTPS pass on port 443 only.")
-    if parts.scheme == "http" and port not in (None, 80) and port < _HTTP_PORTS_FROM:
-        yield error("url_port", f"{name}: Dify's proxy lets plain HTTP pass on port 80 and from 1025 on.")
-    yield from _check_host(name, host)
-
-
-def _check_host(name: str, host: str) -> Iterator[Finding]:
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        address = None
-    if host == "localhost" or (address and address.is_loopback):
-        yield error(
-            "url_localhost",
-            f"{name}: {host} is Dify's own proxy container there. Use the service's name in Dify's compose "
-            "network, or host.docker.internal.",
-        )
-    elif address and address.is_private:
-        yield warning(
-            "url_private",
-            f"{name}: Dify denies private addresses since 1.15; allow it with "
-            "SSRF_PROXY_ALLOW_PRIVATE_DOMAINS "
-            "and a host name.",
-        )
+    host = urlsplit(url).hostname if address_faults(url) != ["not_a_url"] else ""
+    for fault in address_faults(url):
+        match fault:
+            case "not_a_url":
+                yield error("url", f"{name} must be a whole URL, such as http://memory:8000.")
+            case "slash":
+                yield error(
+                    "url_slash",
+                    f"{name} ends with a slash: every call would go to //memory/… and find nothing.",
+                )
+            case "https_port":
+                yield error("url_port", f"{name}: Dify's proxy lets HTTPS pass on port 443 only.")
+            case "http_port":
+                yield error(
+                    "url_port", f"{name}: Dify's proxy lets plain HTTP pass on port 80 and from 1025 on."
+                )
+            case "localhost":
+                yield error(
+                    "url_localhost",
+                    f"{name}: {host} is Dify's own proxy container there. Use the service's name in Dify's "
+                    "compose network, or host.docker.internal.",
+                )
+            case "private":
+                yield warning(
+                    "url_private",
+                    f"{name}: Dify denies private addresses since 1.15; allow it with "
+                    "SSRF_PROXY_ALLOW_PRIVATE_DOMAINS and a host name.",
+                )
 
 
 def _check_url(flow: Flow, node: FlowNode) -> Iterator[Finding]:

@@ -28,6 +28,8 @@ DEFAULT_MIN_SCORE: Final = 0.25
 
 _LEXICAL_WEIGHT: Final = 0.3
 _NEIGHBOUR_WEIGHT: Final = 0.25
+# Standard deviations between a memory that matters most and one that does not: it decides among near equals.
+_IMPORTANCE_WEIGHT: Final = 0.2
 _NEIGHBOUR_GAP: Final = timedelta(minutes=30)
 _CLOSENESS_SPAN: Final = 6.0
 # A small bank has no distribution of its own: about this many calibrated values are mixed in.
@@ -65,7 +67,8 @@ _DECISIVE: Final = regex.compile(
 class Candidate:
     """One memory as Hindsight returned it; a score is None when that arm did not surface it.
 
-    `group` is the conversation; `source_ids` are the memories an observation was made from.
+    `group` is the conversation; `source_ids` are the memories an observation was made from; `importance` is 0
+    to 1, None for turns kept word for word.
     """
 
     id: str
@@ -79,6 +82,7 @@ class Candidate:
     fact_type: str = "world"
     group: str | None = None
     source_ids: tuple[str, ...] = ()
+    importance: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +242,8 @@ def _scores(
     for i, candidate in enumerate(candidates):
         if candidate.semantic is not None:
             order[i] += (candidate.semantic - mean) / deviation
+        if candidate.importance is not None:
+            order[i] += _IMPORTANCE_WEIGHT * (candidate.importance - 0.5)
         if recency_weight and now is not None and candidate.occurred_at is not None:
             age_days = max(0.0, (now - candidate.occurred_at).total_seconds() / 86400)
             order[i] += recency_weight * 0.5 ** (age_days / _RECENCY_HALF_LIFE_DAYS)

@@ -17,7 +17,7 @@ from service.problems import NO_STORE, JsonReply
 from service.routes.bodies import ERRORS, body_of
 from service.routes.payload import decode, read_body, read_payload
 from service.routes.services import Services, services_of
-from service.schemas import AddReply, AddRequest, JobReply, RecallReply, RecallRequest
+from service.schemas import AddReply, AddRequest, ErrorReply, JobReply, RecallReply, RecallRequest
 from service.scope import BankId, is_absent
 
 router = APIRouter(tags=["memory"], responses=ERRORS)
@@ -57,7 +57,8 @@ async def recall_reply(services: Services, scope: Scope, receive: Receive) -> Re
             caller, scope, body.user_id, allow_anonymous=services.settings.allow_anonymous_users
         )
 
-    name = name_of(caller.tenant, content_type, scope["query_string"], raw)
+    is_plain = caller.is_plain
+    name = name_of(caller.key_id, content_type, scope["query_string"], raw) if is_plain else b""
     reply = await services.recaller.recall_read(read, name, receive)
     services.metrics.note_recall(reply.outcome)
     return reply
@@ -69,20 +70,23 @@ async def recall_reply(services: Services, scope: Scope, receive: Receive) -> Re
     summary="Remember a turn of the conversation",
     status_code=202,
     response_model=AddReply,
-    responses={200: {"model": AddReply, "description": "There was nothing to keep."}},
+    responses={
+        200: {"model": AddReply, "description": "There was nothing to keep."},
+        429: {"model": ErrorReply, "description": "Too many turns wait to be stored; see Retry-After."},
+    },
     openapi_extra=body_of(AddRequest),
 )
 async def add(request: Request) -> Response:
     """Answers at once; the turn is safe from then on and stored in the background."""
-    services = services_of(request)
-    caller = services.keys.authenticate(request.scope)
+    return await add_reply(services_of(request), request.scope, request.receive)
+
+
+async def add_reply(services: Services, scope: Scope, receive: Receive) -> JsonReply:
+    """Key, scope, body, bank, use case: what the route and the fast lane both do."""
+    caller = services.keys.authenticate(scope)
     caller.require("add")
-    body = AddRequest.read(
-        await read_payload(request.scope, request.receive, services.settings.max_body_bytes)
-    )
-    bank = bank_for(
-        caller, request.scope, body.user_id, allow_anonymous=services.settings.allow_anonymous_users
-    )
+    body = AddRequest.read(await read_payload(scope, receive, services.settings.max_body_bytes))
+    bank = bank_for(caller, scope, body.user_id, allow_anonymous=services.settings.allow_anonymous_users)
     logs.bank_id.set(bank)
     accepted = await retain.accept(
         body,
@@ -90,7 +94,9 @@ async def add(request: Request) -> Response:
         bank=bank,
         log=services.turns,
         cache=services.cache,
+        fallback=services.fallback if services.settings.has_fallback else None,
         settings=services.settings,
+        redaction=services.redaction,
     )
     services.metrics.turns.labels(accepted.status).inc()
     return JsonReply(
@@ -99,7 +105,7 @@ async def add(request: Request) -> Response:
             "job_id": accepted.job_id,
             "accepted": accepted.accepted,
             "skipped": accepted.skipped,
-            "redacted": 0,
+            "redacted": accepted.redacted,
             "searchable_now": accepted.searchable_now,
             "request_id": logs.request_id.get(),
         },
@@ -129,6 +135,8 @@ async def job(
 ) -> Response:
     """Follows the storing of one request to its end."""
     caller.require("add")
-    log = services_of(request).turns
-    found = await jobs_view.look_up(job_id, tenant=caller.tenant, wait_s=wait_s, log=log)
+    services = services_of(request)
+    found = await jobs_view.look_up(
+        job_id, tenant=caller.tenant, wait_s=wait_s, log=services.turns, fallback=services.fallback
+    )
     return JsonReply(found.model_dump(), headers=NO_STORE)

@@ -7,10 +7,20 @@ from starlette.requests import Request
 
 from service.adapters.cache import RecallCache
 from service.adapters.hindsight import HindsightAdapter
+from service.adapters.hindsight_review import HindsightReview
+from service.adapters.keys import KeyStore
 from service.adapters.turns import TurnsLog
 from service.auth import KeyRing
+from service.memory.chat import Chats
+from service.memory.events import Events
+from service.memory.fallback import Fallback
+from service.memory.forget import Forgetter
+from service.memory.keys import KeyWatch
+from service.memory.me import Me
 from service.memory.recall import Recaller
+from service.memory.reflect import Reflector
 from service.metrics import Metrics
+from service.policy.redaction import RedactionPolicy
 from service.settings import Settings
 
 
@@ -19,11 +29,21 @@ class Services:
     """The open adapters and use cases of one API process."""
 
     settings: Settings
+    redaction: RedactionPolicy
     keys: KeyRing
+    key_store: KeyStore
+    key_watch: KeyWatch
     turns: TurnsLog
     cache: RecallCache
     hindsight: HindsightAdapter
     recaller: Recaller
+    review: HindsightReview
+    reflector: Reflector
+    forgetter: Forgetter
+    fallback: Fallback
+    events: Events | None
+    chats: Chats | None
+    me: Me
     metrics: Metrics
 
 

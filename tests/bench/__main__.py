@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from tests.bench import hit_ladder, hit_steps, process_costs, recall_hit, report, stack_costs
+from tests.bench import add, hit_ladder, hit_steps, process_costs, recall_hit, redaction, report, stack_costs
 
 
 def _tell(line: str) -> None:
@@ -23,6 +23,9 @@ async def _parts(is_quick: bool) -> AsyncIterator[dict[str, float]]:
     with tempfile.TemporaryDirectory() as folder:
         yield await process_costs.identical_misses(Path(folder))
         yield await process_costs.redis_alone(Path(folder), seconds)
+    yield redaction.run()
+    yield await add.run(rounds, seconds)
+    yield await add.queue()
     hits = await recall_hit.run(rounds, seconds, (32,))
     names = ("recall_hit_vs_raw_asgi", "recall_hit_vs_fastapi_redis", "recall_hit_unseen_bytes_vs_raw_asgi")
     yield hits | {name: hits[f"{name}_c32"] for name in names}

@@ -41,6 +41,8 @@ AIMS: Final = (
     Aim("recall_hit_vs_fastapi_redis", 1, True, "a hit against FastAPI, a model and redis-py"),
     Aim("recall_miss_added_ms_p50", 5, False, "what we add to a recall that Hindsight has to answer"),
     Aim("identical_misses_64_backend_calls", 1, False, "64 equal new questions at once, calls to Hindsight"),
+    Aim("add_vs_xadd", 0.7, True, "adds a second against a FastAPI handler with one bare `XADD`"),
+    Aim("add_p95_vs_xadd", 2, False, "the same for the 95th percentile of its time"),
     Aim("api_imports_litellm", 0, False, "1 if the API's process loads litellm"),
 )
 _NOTES: Final = """\

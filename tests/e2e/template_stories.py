@@ -115,6 +115,41 @@ async def a_repeated_run_is_one_turn(deployment: Deployment, template: TemplateN
     await deployment.settle(runs[:1])
 
 
+async def says_what_it_knows_and_forgets(deployment: Deployment, language: Language) -> None:
+    """Customer service: a person sees their own memories, stored or not yet, and only theirs go."""
+    said, asked, word = _FACTS[language]
+    text = TEXTS[language]
+    run = secrets.token_hex(4)
+    me, other = f"客户/{run}:me", f"客户/{run}:other"
+    engine = deployment.engine("chatflow-support", language)
+    know, forget = (text[key].split("|")[0] for key in ("say_known", "say_forget"))
+
+    async def answer_to(sentence: str, user: str) -> str:
+        ended = await engine.chat(sentence, user=user, conversation=f"{run}-{user}-2")
+        assert ended.status == "succeeded", {name: node.error for name, node in ended.nodes.items()}
+        assert "remember" not in ended.nodes, "what is said about the memory is not remembered"
+        return ended.answer
+
+    assert await answer_to(know, me) == text["known_nothing"]
+    mine = await say(engine, said, user=me, conversation=f"{run}-1")
+    theirs = await say(engine, said, user=other, conversation=f"{run}-2")
+    known = await answer_to(know, me)
+    assert known.startswith(text["known_heading"])
+    assert word in known, "accepted turns are known, too"
+    await deployment.settle([mine, theirs])
+    assert word in await answer_to(know, me)
+
+    assert await answer_to(forget, me) == text["forgotten_answer"]
+    assert await answer_to(know, me) == text["known_nothing"]
+    await say(engine, asked, user=me, conversation=f"{run}-3")
+    assert word not in system_prompt(engine)
+    assert await answer_to(forget, me) == text["forgotten_answer"], "a repetition is no error"
+
+    assert word in await answer_to(know, other)
+    await say(engine, asked, user=other, conversation=f"{run}-4")
+    assert word in system_prompt(engine)
+
+
 async def follow(deployment: Deployment, job: str) -> str:
     """The state of a job, once it has ended or after half a minute."""
     headers = {"Authorization": f"Bearer {deployment.key}"}

@@ -103,7 +103,7 @@ async def test_with_a_language_model_facts_are_extracted_and_superseded(
     await wait_until(is_shanghai_only, "the new city has replaced the old one", timeout_s=60, poll_s=0.5)
 
 
-@pytest.mark.parametrize("child", ["redis", "postgres", "hindsight", "embeddings", "api", "worker"])
+@pytest.mark.parametrize("child", ["redis", "cache", "postgres", "hindsight", "embeddings", "api", "worker"])
 async def test_a_killed_child_comes_back_and_memories_stay(stack: Stack, user: str, child: str) -> None:
     word = f"Quokka{child}"
     assert (await add(stack, user, f"My nickname is {word}.", "Hello!"))["status"] == "done"

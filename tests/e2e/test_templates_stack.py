@@ -16,6 +16,7 @@ from tests.e2e.template_stories import (
     follow,
     job_of,
     remembers_one_and_not_another,
+    says_what_it_knows_and_forgets,
     texts_never_reach_another_user,
 )
 from tests.fakes.dify_engine import Run
@@ -47,6 +48,11 @@ async def test_texts_never_reach_another_user(deployment: Deployment, template: 
     victim = f"{VICTIM}-{secrets.token_hex(4)}"
     texts = [text.replace(VICTIM, victim) for text in NASTY if VICTIM in text]
     await texts_never_reach_another_user(deployment, template, texts, victim)
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+async def test_support_says_what_it_knows_and_forgets(deployment: Deployment, language: Language) -> None:
+    await says_what_it_knows_and_forgets(deployment, language)
 
 
 @pytest.mark.parametrize("template", WITH_MEMORY)

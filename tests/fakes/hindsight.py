@@ -65,6 +65,9 @@ class HindsightStandIn:
         self.faults = Faults()
         self.requests: list[Recorded] = []
         self.operation_delay_s = operation_delay_s
+        # A real worker that has begun goes on to its next checkpoint: it stores although its operation was
+        # cancelled or its bank deleted, and makes the bank anew then.
+        self.is_stubborn = False
         self._port = port
         self._data_file = data_file
         self._outcomes: deque[tuple[Outcome, str | None]] = deque()
@@ -292,6 +295,8 @@ class HindsightStandIn:
         while self._held_as is not None:
             self._work.clear()
             await self._work.wait()
+        if self.is_stubborn and (child.status == "cancelled" or child.id not in self.operations):
+            self.store.retain(child.bank_id, child.items)
         # It may have been cancelled, or its bank deleted, while it was waiting.
         if child.status != "processing" or child.id not in self.operations:
             return

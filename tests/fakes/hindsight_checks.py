@@ -225,6 +225,10 @@ async def check_operations_are_listed(client: Client, bank_id: str) -> None:
     await finished(client, bank_id, operation_id)
     parts = await client.operations.list_operations(bank_id, type="retain")
     assert [part.document_id for part in parts.operations] == ["d"]
+    status_of = client.operations.get_operation_status
+    held = (await status_of(bank_id, parts.operations[0].id, include_payload=True)).task_payload
+    assert [item["document_id"] for item in held["contents"]] == ["d"]
+    assert (await status_of(bank_id, operation_id, include_payload=True)).task_payload is None
     wholes = await client.operations.list_operations(bank_id, type="batch_retain", status="completed")
     assert [whole.id for whole in wholes.operations] == [operation_id]
     failed = await client.operations.list_operations(bank_id, status="failed")
@@ -265,6 +269,41 @@ async def check_memories_are_listed(client: Client, bank_id: str) -> None:
     window = {"time_field": "mentioned_at", "end_date": "2021-01-01T00:00:00Z"}
     assert await texts(client, bank_id, **window) == ["old apple"]
     assert (await client.alist_memories(bank_id, limit=1)).total == 2
+
+
+async def check_a_list_of_memories_by_time_breaks_ties_by_id(client: Client, bank_id: str) -> None:
+    moments = {"a": "2026-01-01T00:00:00Z", "b": "2026-01-01T00:00:00Z", "c": "2026-01-02T00:00:00Z"}
+    for name, moment in moments.items():
+        await client.aretain(bank_id, f"apple {name}", document_id=name, timestamp=moment)
+    listed = (await client.alist_memories(bank_id, time_field="mentioned_at")).items
+    assert listed[0].text == "apple c"
+    assert [item.id for item in listed[1:]] == sorted(item.id for item in listed[1:])
+    window = {"time_field": "mentioned_at", "end_date": "2026-01-02T00:00:00+00:00"}
+    assert await texts(client, bank_id, **window) == ["apple a", "apple b"]
+    assert len(await texts(client, bank_id, **window, limit=1, offset=1)) == 1
+
+
+async def check_a_search_in_memories_takes_patterns_and_sees_context(client: Client, bank_id: str) -> None:
+    await client.aretain(bank_id, "50% off apples", document_id="a", context="about pears")
+    assert await texts(client, bank_id, search_query="5%apples") == ["50% off apples"]
+    assert await texts(client, bank_id, search_query="appl_s") == ["50% off apples"]
+    assert await texts(client, bank_id, search_query="PEARS") == ["50% off apples"]
+    assert await texts(client, bank_id, search_query="50\\%") == ["50% off apples"]
+    assert await texts(client, bank_id, search_query="5\\%apples") == []
+
+
+async def check_a_corrected_memory_keeps_its_text_when_its_document_comes_again(
+    client: Client, bank_id: str
+) -> None:
+    await client.aretain(bank_id, "an apple a day", document_id="d")
+    (listed,) = (await client.alist_memories(bank_id)).items
+    await client.memory.update_memory(bank_id, listed.id, UpdateMemoryRequest(text="a pear a day"))
+    await client.aretain(bank_id, "an apple a day", document_id="d")
+    assert await texts(client, bank_id) == ["a pear a day"]
+    (found,) = (await client.arecall(bank_id, "pear")).results
+    assert found.text == "a pear a day"
+    blank = UpdateMemoryRequest(text=" ")
+    assert await refusal(client.memory.update_memory(bank_id, listed.id, blank)) == 400
 
 
 async def check_a_memory_is_invalidated_and_comes_back(client: Client, bank_id: str) -> None:

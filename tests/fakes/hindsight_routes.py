@@ -171,7 +171,7 @@ async def recall(store: Store, request: web.Request) -> web.Response:
 async def reflect(store: Store, request: web.Request) -> web.Response:
     given = await _body(Reflect, request)
     asked = Recall(query=given.query).model_dump()
-    found = search.recall(store.bank(_bank_id(request)), asked)["results"]
+    found = search.recall(store.ensure_bank(_bank_id(request)), asked)["results"]
     text = "\n".join(row["text"] for row in found) or "I know nothing about that."
     structured = dict.fromkeys((given.response_schema or {}).get("properties", {}), text)
     return reply(
@@ -232,7 +232,11 @@ async def get_operation(store: Store, request: web.Request) -> web.Response:
     operation_id = request.match_info["operation"]
     operation = store.operation(_bank_id(request), operation_id)
     if operation is not None:
-        return reply(_operation_body(store, operation))
+        body = _operation_body(store, operation)
+        # A parent has no payload of its own.
+        if request.query.get("include_payload") == "true" and operation.child_id is None:
+            body["task_payload"] = {"contents": operation.items}
+        return reply(body)
     unknown = _operation_body(store, Operation(operation_id, "", "", []))
     known = {"operation_id": operation_id, "id": operation_id, "status": "not_found"}
     return reply({**dict.fromkeys(unknown), **known})
@@ -290,7 +294,11 @@ async def list_memories(store: Store, request: web.Request) -> web.Response:
 
 
 async def get_memory(store: Store, request: web.Request) -> web.Response:
-    return reply(search.memory_body(store.memory(_bank_id(request), request.match_info["memory"])))
+    bank_id = _bank_id(request)
+    memory = store.memory(bank_id, request.match_info["memory"])
+    derived = memory.type == "observation"
+    more = search.observation_body(store.banks[bank_id], memory) if derived else {}
+    return reply({**search.memory_body(memory), **more})
 
 
 async def update_memory(store: Store, request: web.Request) -> web.Response:

@@ -4,6 +4,7 @@ The score is a cosine over words: Latin words in lower case and pairs of neighbo
 memory that shares nothing with the query does not surface, as under a real similarity floor.
 """
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -127,18 +128,26 @@ def _result(hit: _Hit, final: float) -> Json:
 def list_memories(bank: Bank, query: Json) -> Json:
     """The body of a memory list, newest first."""
     state = query.get("state") or "valid"
-    needle = (query.get("q") or "").lower()
+    pattern = _like(query.get("q") or "")
     rows = [
         memory
         for memory in bank.memories.values()
         if memory.state == state
         and query.get("type") in (None, memory.type)
         and query.get("document_id") in (None, memory.document_id)
-        and needle in f"{memory.text}\n{memory.context}".lower()
+        and (pattern.search(memory.text) or pattern.search(memory.context))
         and tags_fit(query.get("tags"), memory.tags, query.get("tags_match") or "any")
     ]
     rows = _in_window(rows, query, default_axis="mentioned_at")
     return _page([_list_item(memory) for memory in rows], query)
+
+
+def _like(query: str) -> re.Pattern[str]:
+    """A search of SQL's ILIKE: `%` and `_` are patterns unless a backslash stands before them."""
+    parts = re.findall(r"\\.|.", query, re.DOTALL)
+    wild = {"%": ".*", "_": "."}
+    pattern = "".join(wild.get(part) or re.escape(part[-1]) for part in parts)
+    return re.compile(pattern, re.DOTALL | re.IGNORECASE)
 
 
 def _list_item(memory: Memory) -> Json:
@@ -165,6 +174,17 @@ def _list_item(memory: Memory) -> Json:
         "edited_at": memory.edited_at,
         "updated_at": memory.updated_at,
         "source_memory_ids": memory.source_fact_ids,
+    }
+
+
+def observation_body(bank: Bank, memory: Memory) -> Json:
+    """What `GET` adds for an observation: the facts it rests on."""
+    sources = [bank.memories[source] for source in memory.source_fact_ids]
+    keys = ("id", "text", "type", "context", "occurred_start", "mentioned_at")
+    return {
+        "history": [],
+        "source_memory_ids": memory.source_fact_ids,
+        "source_memories": [{key: getattr(source, key) for key in keys} for source in sources],
     }
 
 
@@ -273,7 +293,10 @@ def _in_window(rows: Iterable[Row], query: Json, default_axis: str) -> list[Row]
         kept = [row for row in kept if at(row) >= instant(start, "start_date")]
     if end:
         kept = [row for row in kept if at(row) < instant(end, "end_date")]
-    kept.reverse()
+    if has_window or query.get("time_field"):
+        kept.sort(key=lambda row: row.id)
+    else:
+        kept.reverse()
     return sorted(kept, key=at, reverse=True)
 
 

@@ -274,6 +274,12 @@ class Store:
     def update_memory(self, bank_id: str, memory_id: str, changes: Json) -> Memory:
         memory = self.memory(bank_id, memory_id)
         bank = self.banks[bank_id]
+        if memory.type == "observation":
+            raise Refused(
+                400, f"Memory '{memory_id}' is a observation; only world/experience facts can be curated."
+            )
+        if changes.get("text") is not None and not changes["text"].strip():
+            raise Refused(400, "text must not be empty.")
         state = changes.get("state")
         edits = {key: value for key, value in changes.items() if key in ("text", "context") and value}
         for key, value in edits.items():

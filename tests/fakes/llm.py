@@ -22,6 +22,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from tests.fakes.llm_extraction import memories
 from tests.fakes.llm_hindsight import (
     Json,
     ToolCall,
@@ -35,8 +36,9 @@ from tests.fakes.llm_hindsight import (
 
 MODEL = "fake-model"
 Mode = Literal[
-    "ok", "hang", "500", "429", "garbage", "empty", "truncated", "refusal", "slow", "not_json", "cut"
-]
+    "ok", "hang", "400", "401", "500", "429",
+    "garbage", "empty", "truncated", "refusal", "slow", "not_json", "cut",
+]  # fmt: skip
 _MEMORIES = re.compile(r"<user_memories>\n(.*?)</user_memories>", re.DOTALL)
 _MEMORY = re.compile(r"^- (?:〔[^〕]*〕 ?)?(.+)$", re.MULTILINE)
 _CREATED = 1_700_000_000
@@ -45,7 +47,7 @@ _CREATED = 1_700_000_000
 class Control(BaseModel):
     """How the model behaves for the next `times` requests (None: until told otherwise).
 
-    ok; hang (until reset); 500; 429 (with Retry-After); garbage (prose instead of what was asked for);
+    ok; hang (until reset); 400; 401; 500; 429 (with Retry-After); garbage (prose, not what was asked for);
     empty (no text); truncated (half the text, finish_reason length); refusal; slow (`seconds` first);
     not_json (200 with a body that is not JSON); cut (a stream that ends in the middle).
     `kind` limits it to one kind of request, `retry_after` is for 429.
@@ -86,6 +88,8 @@ def answer(request: Json, kind: str) -> str | ToolCall:
     """What the model says to a request of a kind when nothing is wrong."""
     if kind == "ping":
         return "ok"
+    if kind == "memories":
+        return memories(last_user_text(request))
     if kind == "extraction":
         return extract(request)
     if kind == "consolidation":
@@ -244,8 +248,8 @@ class FakeLlm:
             return _error(503, "let go")
         if control.mode == "slow":
             await asyncio.sleep(control.seconds)
-        if control.mode == "500":
-            return _error(500, "planned fault")
+        if control.mode in ("400", "401", "500"):
+            return _error(int(control.mode), "planned fault")
         if control.mode == "429":
             return _error(429, "planned fault", {"Retry-After": control.retry_after})
         if control.mode == "not_json":

@@ -5,6 +5,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.fakes import llm_extraction
 from tests.fakes.llm_rules import classified, statements, subjects_of, updated
 from tests.fakes.words import is_cjk
 
@@ -20,13 +21,15 @@ _VALUE = re.compile(r'^\s+• "([^"]+)"')
 
 
 def kind_of(request: Json) -> str:
-    """What a request is for: ping, extraction, consolidation, reflect, or other."""
+    """What a request is for: ping, memories (ours), extraction, consolidation, reflect, or other."""
     messages = request["messages"]
     system = "\n".join(text_of(m) for m in messages if m["role"] == "system")
     user = "\n".join(text_of(m) for m in messages if m["role"] == "user")
     tools = {tool["function"]["name"] for tool in request.get("tools") or []}
     if user == "Say 'ok'":
         return "ping"
+    if llm_extraction.is_ours(system):
+        return "memories"
     if "Extract facts from the following chunk." in user:
         return "extraction"
     if system.startswith("You are a memory consolidation system") or "You reconcile long-term memory" in user:

@@ -4,6 +4,9 @@ API, worker, Hindsight (the stand-in, with its state on disk) and Redis are kill
 restarted at random. Callers repeat a request until it is acknowledged. In the end each
 acknowledged turn is in Hindsight exactly once, in order within its conversation; nothing is dead,
 nothing is left waiting, and Redis holds no text and no key that would stay for ever.
+
+With the way past the queue open (it is while Redis is down, unless a setting forbids it), a turn may
+overtake those that wait, and may be written by both ways; it is one document all the same.
 """
 
 import asyncio
@@ -50,13 +53,13 @@ class Stack:
 
 
 @asynccontextmanager
-async def open_stack(folder: Path) -> AsyncIterator[Stack]:
+async def open_stack(folder: Path, *, direct_fallback: bool) -> AsyncIterator[Stack]:
     """All four as processes, stopped in the end."""
     async with AsyncExitStack() as stack:
         redis = await stack.enter_async_context(valkey(folder / "redis"))
         hindsight = HindsightProcess(folder / "hindsight")
         given = {"quiet_s": 0.2, "max_wait_s": 2, "retain_timeout_s": 5}
-        api = ApiProcess(folder / "api", redis.url, hindsight.url, **given)
+        api = ApiProcess(folder / "api", redis.url, hindsight.url, direct_fallback=direct_fallback, **given)
         worker = WorkerProcess(folder / "worker", redis.url, hindsight.url, **given)
         for process in (hindsight, api, worker):
             stack.push_async_callback(process.stop)
@@ -149,10 +152,12 @@ async def talk(client: httpx.AsyncClient, user: str, conversation: str, rng: ran
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("seed", [1, 2, 3])
-async def test_each_acknowledged_turn_is_stored_once_and_in_order(folder: Path, seed: int) -> None:
+@pytest.mark.parametrize(("seed", "direct_fallback"), [(1, False), (2, False), (3, True)])
+async def test_each_acknowledged_turn_is_stored_once_and_in_order(
+    folder: Path, seed: int, direct_fallback: bool
+) -> None:
     rng = random.Random(seed)
-    async with open_stack(folder) as stack:
+    async with open_stack(folder, direct_fallback=direct_fallback) as stack:
         is_over = asyncio.Event()
         havoc = Havoc(stack, seed)
         hurting = asyncio.create_task(havoc.run(is_over))
@@ -187,15 +192,26 @@ async def test_each_acknowledged_turn_is_stored_once_and_in_order(folder: Path, 
         assert requests >= USERS * CONVERSATIONS * TURNS
         assert min(havoc.blows.values()) >= LEAST_BLOWS
         print(f"requests: {requests}, blows: {havoc.blows}, died by themselves: {havoc.deaths}")  # noqa: T201
+
+        async def has_ended() -> bool:
+            # What went past the queue is in Hindsight's own.
+            banks = await stack.hindsight.banks()
+            return sum(len(bank.documents) for bank in banks.values()) >= USERS * CONVERSATIONS * TURNS
+
+        await wait_until(has_ended, "Hindsight has stored everything", timeout_s=60, poll_s=0.5)
         banks = await stack.hindsight.banks()
         for user in range(USERS):
             bank = banks[bank_of("default", f"user-{user}")]
-            written = [re.findall(r"(c\d) turn (\d+)", text) for _, text in bank.written]
+            texts = [text for _, text in bank.written]
+            if direct_fallback:
+                texts = sorted(document.text for document in bank.documents.values())
+            written = [re.findall(r"(c\d) turn (\d+)", text) for text in texts]
             assert all(len(found) == 1 for found in written)
             for conversation in range(CONVERSATIONS):
                 numbers = [int(n) for ((c, n),) in written if c == f"c{conversation}"]
                 assert numbers == list(range(TURNS)), (user, conversation)
-            assert {document.writes for document in bank.documents.values()} == {1}
+            most_writes = max(document.writes for document in bank.documents.values())
+            assert most_writes == 1 or direct_fallback
 
 
 async def texts_in(redis: Redis) -> list[str]:

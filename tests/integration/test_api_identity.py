@@ -88,10 +88,10 @@ async def test_odd_conversation_and_turn_ids_are_kept_apart(
 ) -> None:
     ids = IDS[:12]
     for conversation in ids:
-        assert checked(await api.add(user, "yes", conversation_id=conversation), 202)["status"] == "queued"
+        assert checked(await api.add(user, "tea", conversation_id=conversation), 202)["status"] == "queued"
     for turn in ids:
         for status in ("queued", "duplicate"):
-            reply = await api.add(user, "no", conversation_id="one", turn_id=turn)
+            reply = await api.add(user, "coffee", conversation_id="one", turn_id=turn)
             assert checked(reply, 202)["status"] == status, turn
     while await workshop.work():
         pass

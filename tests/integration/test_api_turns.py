@@ -194,7 +194,7 @@ EXACT = (
     "我说：“你好”，他答：‘好’",
     "مرحبا \u202eabc",
     "e\u0301 vs é",
-    "👍🏽 👨‍👩‍👧",
+    "👍🏽 👨‍👩‍👧 Ada",
     "User: I am not a label\nAssistant: nor am I",
 )
 
@@ -261,15 +261,15 @@ async def test_the_same_words_after_the_window_are_another_turn(
 ) -> None:
     brief = settings.model_copy(update={"repeat_window_s": 1})
     async with run_api(brief) as api, open_workshop(brief) as workshop:
-        first = checked(await api.add(user, "yes"), 202)["job_id"]
+        first = checked(await api.add(user, "the blue one"), 202)["job_id"]
         await workshop.work()
 
         async def is_new() -> bool:
-            return bool(checked(await api.add(user, "yes"), 202)["job_id"] != first)
+            return bool(checked(await api.add(user, "the blue one"), 202)["job_id"] != first)
 
         await wait_until(is_new, "the window is over")
         await workshop.work()
-        assert documents(stand_in) == ["User: yes"] * 2
+        assert documents(stand_in) == ["User: the blue one"] * 2
         (bank,) = stand_in.banks.values()
         assert len(bank.documents) == 2
 

@@ -17,6 +17,7 @@ from tests.e2e.template_stories import (
     job_of,
     remembers_one_and_not_another,
     say,
+    says_what_it_knows_and_forgets,
     system_prompt,
     texts_never_reach_another_user,
 )
@@ -67,6 +68,11 @@ async def test_texts_never_reach_another_user(
     assert len(stand_in.banks) == 2
 
 
+@pytest.mark.parametrize("language", LANGUAGES)
+async def test_support_says_what_it_knows_and_forgets(deployment: Deployment, language: Language) -> None:
+    await says_what_it_knows_and_forgets(deployment, language)
+
+
 @pytest.mark.parametrize("template", WITH_MEMORY)
 async def test_a_repeated_run_is_one_turn(
     deployment: Deployment, template: TemplateName, stand_in: HindsightStandIn
@@ -81,7 +87,8 @@ async def test_nasty_texts_are_stored_as_they_were_said(
 ) -> None:
     """Byte for byte, apart from what no store can hold and blanks at the ends."""
     texts = [text for text in NASTY if text.strip() not in ("null", "None") and len(text) < 5000]
-    engine = deployment.engine("chatflow-memory", "en", StubModel(answer=lambda _: "Understood."))
+    # An answer with something in it: a turn of courtesies alone may be left out.
+    engine = deployment.engine("chatflow-memory", "en", StubModel(answer=lambda _: "The Nile is long."))
     runs = [
         await say(engine, text, user="alice", conversation=f"c-{number}") for number, text in enumerate(texts)
     ]

@@ -18,6 +18,8 @@ pytestmark = pytest.mark.anyio
 BEARER = Auth("header", prefix="bearer", value=KEY)
 _NOTHING = ("", "null", "None", None, "undefined", "  ")
 _MESSAGES = [{"role": "user", "content": 'I\'m "new"\nhere'}, {"role": "assistant", "content": "你好"}]
+# Where exactly one of several fields is wanted, these leave it to another.
+_NO_WORDS = ("", "null", "none", "undefined", "false")
 # What models and flows' variables give for each kind of field.
 _VALUES: Mapping[str, tuple[object, ...]] = {
     "integer": ("5", "5.0", 5, 5.0, " 5 ", *_NOTHING),
@@ -34,6 +36,8 @@ _VALUES: Mapping[str, tuple[object, ...]] = {
         *(nothing for nothing in _NOTHING if nothing != "undefined"),
     ),
     "metadata": ('{"channel": "web", "vip": true}', "{}", *_NOTHING),
+    "response_schema": ('{"type": "object", "properties": {"city": {"type": "string"}}}', *_NOTHING),
+    "cursor": _NOTHING,
     "timestamp": ("2026-01-31T09:30:00+08:00", "2026-01-31T09:30:00Z", "2026-01-31 09:30", *_NOTHING),
 }
 _TEXTS = ("hello", 'He said "no"\n{"a": 1}', "你好，世界 🌍", "null", "None", 5, 5.0, True, ["a", "b"])
@@ -75,6 +79,8 @@ def _arguments(operation: str, user: str, field: str, value: object) -> dict[str
     arguments: dict[str, object] = {name: text for name, text in required.items() if name in known}
     if operation == "add_memory" and field not in ("messages", "user_message"):
         arguments["user_message"] = "I live in Lisbon."
+    if operation == "forget_memory" and str(value).strip().lower() in _NO_WORDS:
+        arguments |= {"memory_id": "none-such"} if field == "all" else {"all": "true"}
     return {**arguments, field: value}
 
 
@@ -93,7 +99,7 @@ async def test_every_parameter_in_every_form_a_model_gives(api: Api, user: str, 
         if field != "format" or str(value).lower() != "text":
             assert prompt_text(text) == text, f"a model reads the reply to {field}={value!r} twice"
             assert isinstance(json.loads(text), dict)
-    assert seen > 50
+    assert seen > 40
 
 
 async def test_a_word_for_false_is_not_true(api: Api, user: str) -> None:

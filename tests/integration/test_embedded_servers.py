@@ -89,6 +89,25 @@ async def test_redis_is_durable_private_and_survives_kill_9(tmp_path: Path, is_d
             await wait_until(kept, "the write is there after an ordinary restart")
 
 
+@pytest.mark.parametrize("is_deep", [False, True], ids=["socket", "password"])
+async def test_the_cache_leaves_nothing_on_the_disk(tmp_path: Path, is_deep: bool) -> None:
+    with DataDir((deep(tmp_path) if is_deep else tmp_path) / "data") as data:
+        server = redis_server.redis_server(data, free_port(), redis_server.CACHE_NAME)
+        async with running(redis_server.spec(data, server, os.environ)) as supervisor:
+            async with redis.asyncio.Redis.from_url(server.url) as client:
+                assert (await client.config_get("appendonly"))["appendonly"] == "no"
+                assert (await client.config_get("maxmemory-policy"))["maxmemory-policy"] == "allkeys-lru"
+                assert int((await client.config_get("maxmemory"))["maxmemory"]) > 0
+                await client.set("answer", "marigold")
+            assert str(server.password).encode() not in command_line(supervisor.pids["cache"])
+        files = [path for path in data.root.rglob("*") if path.is_file()]
+        assert files
+        assert not any(b"marigold" in path.read_bytes() for path in files)
+        async with running(redis_server.spec(data, server, os.environ)):
+            async with redis.asyncio.Redis.from_url(server.url) as client:
+                assert await client.get("answer") is None
+
+
 # PostgreSQL
 
 

@@ -69,7 +69,10 @@ async def test_a_miss_adds_few_commands(
     await api.recall(user, QUERY, max_chars="300")
     counts = await commands(redis)
     # Look-up, lease, pending turns, publication and release; what the two scripts run counts as well.
-    assert counts == {"mget": 1, "set": 2, "hgetall": 1, "eval": 2, "get": 3, "del": 1}
+    assert counts == {
+        **{"mget": 1, "set": 2, "hgetall": 1, "eval": 2, "get": 3, "del": 1},
+        **{"sadd": 1, "expire": 1},
+    }
 
 
 async def test_stored_bytes_are_answered_untouched(

@@ -16,10 +16,17 @@ from service.settings import Settings
 
 from tests.fakes.hindsight import HindsightStandIn
 from tests.integration.conftest import Workshop, open_workshop, settings_for
-from tests.support import wait_until
+from tests.support import RedisServer, wait_until
 from tests.turns_log import add_turn, look, pass_time
 
 pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def settings(redis_server: RedisServer, stand_in: HindsightStandIn) -> Settings:
+    """No limit to what may wait: some of these add without a pause."""
+    await redis_server.command("FLUSHALL")
+    return settings_for(redis_server.url, stand_in.url, max_waiting_per_user=1_000_000)
 
 
 @pytest.fixture

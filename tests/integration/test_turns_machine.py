@@ -24,9 +24,10 @@ from hypothesis.stateful import (
 )
 from redis.asyncio import Redis
 from service import keyspace
+from service.adapters.dead_letters import DeadLetters
 from service.adapters.turns import Batch, Claim, Debounce, TurnsLog
 from service.errors import ClaimLost
-from service.scope import BankId, JobId, operation_of
+from service.scope import BankId, DocumentId, JobId, operation_of
 
 from tests.support import RedisServer
 from tests.turns_log import add_turn, everything, look, pass_time, without_ttl
@@ -80,6 +81,8 @@ class LogMachine(RuleBasedStateMachine):
         self.accepted: dict[tuple[str, str], list[str]] = {}
         self.jobs: dict[str, tuple[str, JobId, str, BankId, tuple[str, ...]]] = {}
         self.dead: set[str] = set()
+        self.revived: set[str] = set()
+        self.dropped: set[str] = set()
         self.stored: set[str] = set()
         self.hindsight = Operations()
         self.run(self.open())
@@ -224,6 +227,22 @@ class LogMachine(RuleBasedStateMachine):
     def crash(self, data: st.DataObject) -> None:
         self.workers.remove(data.draw(st.sampled_from(self.workers)))
 
+    # What whoever runs the service decides
+
+    @precondition(lambda self: self.dead)
+    @rule(data=st.data(), is_replay=st.booleans())
+    def decide(self, data: st.DataObject, is_replay: bool) -> None:
+        document = data.draw(st.sampled_from(sorted(self.dead)))
+        letters = DeadLetters(self.log)
+        found = self.run(letters.find([DocumentId(document)]))
+        act = letters.replay if is_replay else letters.drop
+        assert self.run(act(found)) == 1
+        before = self.run(everything(self.raw))
+        assert self.run(letters.replay(found)) == self.run(letters.drop(found)) == 0
+        assert self.run(everything(self.raw)) == before
+        self.dead.discard(document)
+        (self.revived if is_replay else self.dropped).add(document)
+
     # What happens to them
 
     @rule(bank=st.sampled_from(BANKS))
@@ -254,7 +273,7 @@ class LogMachine(RuleBasedStateMachine):
     def the_rules_hold(self) -> None:
         held = self.run(look(self.redis))
         assert held.faults() == []
-        accepted = {document for documents in self.accepted.values() for document in documents}
+        accepted = {d for documents in self.accepted.values() for d in documents} - self.dropped
         assert held.dead == self.dead
         assert held.documents | self.dead | self.stored == accepted
         assert not held.documents & self.stored
@@ -271,13 +290,14 @@ class LogMachine(RuleBasedStateMachine):
                     worker.batch = batch
                     await self.store_batch(worker, "completed")
                 await self.log.release(claim)
-        accepted = [document for documents in self.accepted.values() for document in documents]
+        accepted = [d for documents in self.accepted.values() for d in documents if d not in self.dropped]
         written = self.hindsight.written
         assert len(written) == len(set(written)), "a turn was stored twice"
         assert set(written) | self.dead == set(accepted)
         for documents in self.accepted.values():
-            mine = set(documents)
-            assert [d for d in written if d in mine] == [d for d in documents if d in set(written)]
+            # The others of a dead one have gone on without it.
+            mine = set(documents) - self.revived
+            assert [d for d in written if d in mine] == [d for d in documents if d in mine & set(written)]
         for job_id, (_, _, _, _, texts) in self.jobs.items():
             job = await self.log.job(JobId(job_id))
             assert job is not None
@@ -285,7 +305,7 @@ class LogMachine(RuleBasedStateMachine):
             assert job.memories_kept <= len(texts) or job.status == "failed"
         keys = {key async for key in self.redis.scan_iter(match="*")}
         left = {key for key in keys if not key.startswith(("mem:job:", "mem:seen:"))}
-        assert left <= {"mem:claim-number", "mem:dead"}
+        assert left <= {"mem:claim-number", "mem:dead"} | set(map(keyspace.dead_of, BANKS))
 
 
 def run_machine(url: str, *, examples: int, steps: int, is_random: bool) -> None:

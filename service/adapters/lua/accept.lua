@@ -1,20 +1,40 @@
--- Takes the turns of one request, or says whose repetition they are. All or nothing.
--- KEYS: seen, job, turns, conversations, batch, due, claims, number, dead
+-- Takes the turns of one request, says whose repetition they are, or that too many wait. All or nothing.
+-- KEYS: seen, job, turns, conversations, batch, due, claims, number, dead, dead of the bank, waiting, forgotten,
+--       and the bank's write epoch if the cache is here, too
 -- ARGV: job id, seen TTL s, job TTL s, tenant, bank, conversation, quiet ms, max wait ms, max turns,
---       then document id and payload of each turn
+--       most that may wait of the bank, most of all, then document id and payload of each turn
 local job_id, bank, conversation = ARGV[1], ARGV[5], ARGV[6]
 local known = redis.call('GET', KEYS[1])
 if known == job_id then return {'queued', known} end -- our own write, whose reply was lost
-if known then return {'duplicate', known} end
+-- What was forgotten since is not known any more: the same words are new words.
+local function is_forgotten(job)
+  if redis.call('EXISTS', KEYS[12]) == 0 then return false end
+  local number, first = unpack(redis.call('HMGET', job, 'number', 'document'))
+  local labels = {'all', conversation, first or 'all'}
+  for i = 12, #ARGV, 2 do labels[#labels + 1] = ARGV[i] end
+  for _, label in ipairs(labels) do
+    if (tonumber(redis.call('HGET', KEYS[12], label)) or 0) > (tonumber(number) or 0) then return true end
+  end
+  return false
+end
+if known and not is_forgotten(string.sub(KEYS[2], 1, -#job_id - 1) .. known) then return {'duplicate', known} end
 -- The mark may have expired while the turn still waits; storing it twice would lose a job.
-local waiting = redis.call('HGET', KEYS[3], ARGV[10])
+local waiting = redis.call('HGET', KEYS[3], ARGV[12])
 if waiting then
   local _, _, its_job = head_of(waiting)
   return {'duplicate', its_job}
 end
 
+-- Later documents of the request may still wait when its first one was stored or forgotten.
+local fresh = {}
+for i = 12, #ARGV, 2 do
+  if redis.call('HEXISTS', KEYS[3], ARGV[i]) == 0 then fresh[#fresh + 1] = i end
+end
+local added = #fresh
+if redis.call('HLEN', KEYS[3]) + added > tonumber(ARGV[10]) then return {'full', 'bank'} end
+if (tonumber(redis.call('GET', KEYS[11])) or 0) + added > tonumber(ARGV[11]) then return {'full', 'all'} end
+
 local now = now_ms()
-local added = (#ARGV - 9) / 2
 redis.call('SET', KEYS[1], job_id, 'EX', ARGV[2])
 redis.call('HSET', KEYS[2], 'status', 'queued', 'tenant', ARGV[4], 'bank', bank,
   'accepted_ms', now, 'left', added, 'kept', 0)
@@ -27,13 +47,18 @@ if before then
   first, _, count, listed[1] = waiting_of(before)
 end
 local number = redis.call('INCRBY', KEYS[8], added) - added
-for i = 10, #ARGV, 2 do
+redis.call('HSET', KEYS[2], 'number', number + 1, 'document', ARGV[12])
+for _, i in ipairs(fresh) do
   number = number + 1
   redis.call('HSET', KEYS[3], ARGV[i],
     table.concat({string.format('%d\n%d', number, now), job_id, conversation, ARGV[i + 1]}, '\n'))
-  redis.call('HDEL', KEYS[9], ARGV[i]) -- said again after it had died: it is alive now
+  -- Said again after it had died: it is alive now.
+  if redis.call('HDEL', KEYS[9], ARGV[i]) == 1 then redis.call('HDEL', KEYS[10], ARGV[i]) end
   listed[#listed + 1] = ARGV[i]
 end
+redis.call('INCRBY', KEYS[11], added)
+-- As `note_write` of the cache, without a second call: any text that was never there before will do.
+if KEYS[13] then redis.call('SET', KEYS[13], job_id, 'EX', 604800) end
 count = count + added
 redis.call('HSET', KEYS[4], conversation, waiting_text(first, now, count, table.concat(listed, ' ')))
 

@@ -31,3 +31,9 @@ local function head_of(turn)
   local number, accepted, job_id, conversation = string.match(turn, '^(%d+)\n(%d+)\n([^\n]*)\n([^\n]*)\n')
   return tonumber(number), tonumber(accepted), job_id, conversation
 end
+
+-- So many turns no longer wait. Nothing is left behind when none do; a count that a fault has made too small
+-- never falls below none.
+local function count_off(waiting, gone)
+  if gone > 0 and redis.call('DECRBY', waiting, gone) <= 0 then redis.call('DEL', waiting) end
+end

@@ -1,0 +1,48 @@
+#!/bin/sh
+# Writes deploy/.env with new secrets for compose.yaml. Does nothing to a file that is there.
+set -eu
+file=${1:-"$(dirname "$0")/.env"}
+if [ -e "$file" ]; then
+    echo "$file is there already; nothing was changed." >&2
+    exit 0
+fi
+
+secret() {
+    od -An -N24 -tx1 /dev/urandom | tr -d ' \n'
+}
+
+umask 077
+partial="$file.partial"
+cat > "$partial" <<EOF
+# Secrets of this installation, made by make-env.sh. Letters and digits only: some become part of URLs.
+
+# The key that Dify sends.
+MEMORY_API_KEY=dm_$(secret)
+REDIS_PASSWORD=$(secret)
+POSTGRES_PASSWORD=$(secret)
+# Between the service and Hindsight, both ways, and between Hindsight and the embeddings.
+HINDSIGHT_KEY=$(secret)
+WEBHOOK_SECRET=$(secret)
+EMBEDDINGS_KEY=$(secret)
+
+# Where the API can be reached on this machine; 0.0.0.0:8000 lets others in, without TLS.
+#PUBLISH=127.0.0.1:8000
+# The URL under which Dify reaches it, for the OpenAPI document.
+#MEMORY_PUBLIC_URL=http://memory-api:8000
+# Dify's network, for compose.dify.yaml.
+#DIFY_NETWORK=docker_default
+# With \`--profile cache\`, the password being that of Redis above.
+#CACHE_REDIS_URL=redis://:PASSWORD@memory-cache:6379/0
+
+# A language model that extracts memories, as litellm names it; without one turns are kept word for word.
+#MEMORY_LLM_MODEL=openai/gpt-4o-mini
+#MEMORY_LLM_API_KEY=
+#MEMORY_LLM_BASE_URL=
+# The one that Hindsight keeps its observations up to date with.
+#HINDSIGHT_LLM_PROVIDER=openai
+#HINDSIGHT_LLM_MODEL=gpt-4o-mini
+#HINDSIGHT_LLM_API_KEY=
+#HINDSIGHT_LLM_BASE_URL=
+EOF
+mv "$partial" "$file"
+echo "Secrets are in $file."

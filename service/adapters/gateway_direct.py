@@ -1,0 +1,149 @@
+"""One OpenAI-compatible server, spoken to directly.
+
+There is nothing to translate between it and a client of `/v1`, and litellm in between would cost each
+answer some ten milliseconds and each chunk half of one.
+"""
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Final, Self
+
+import aiohttp
+
+from service.adapters.gateway_errors import GatewayError, error_for
+
+_log = logging.getLogger(__name__)
+
+_CONNECT_S: Final = 10
+_MOST_ERROR_BYTES: Final = 65_536
+_FAILURES: Final = (aiohttp.ClientError, TimeoutError, OSError, ValueError)
+
+
+def _failed(exc: Exception) -> GatewayError:
+    _log.warning("model_failed", extra={"kind": type(exc).__name__, "status": 0})
+    return error_for(504 if isinstance(exc, TimeoutError) else 0)
+
+
+@dataclass(slots=True)
+class DirectUpstream:
+    """An answer that streams: iterate once, close always."""
+
+    _response: aiohttp.ClientResponse
+
+    async def chunks(self) -> AsyncIterator[dict[str, Any]]:
+        """The chunks as they come; raises a `GatewayError`, also for a stream that ends too soon."""
+        is_over = False
+        try:
+            async for data in self._events():
+                if data == b"[DONE]":
+                    return
+                chunk = json.loads(data)
+                is_over = _checked(chunk, "delta") or is_over
+                yield chunk
+        except _FAILURES as exc:
+            raise _failed(exc) from exc
+        if not is_over:
+            _log.warning("model_failed", extra={"kind": "cut", "status": 200})
+            raise error_for(0)
+
+    async def _events(self) -> AsyncIterator[bytes]:
+        rest = b""
+        async for piece in self._response.content.iter_any():
+            *lines, rest = (rest + piece).split(b"\n")
+            for line in lines:
+                if line.startswith(b"data:"):
+                    yield line[5:].strip()
+        if rest.startswith(b"data:"):
+            yield rest[5:].strip()
+
+    async def close(self) -> None:
+        """Hang up; the server stops. Can be repeated."""
+        self._response.close()
+
+
+class OpenAiServer:
+    """A server at `base_url` (with its /v1) and its model; open it as an async context manager."""
+
+    def __init__(self, model: str, *, base_url: str, api_key: str | None, timeout_s: float) -> None:
+        self._model = model
+        self._url = f"{base_url.rstrip('/')}/chat/completions"
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._timeout_s = timeout_s
+
+    async def __aenter__(self) -> Self:
+        # Between two pieces of a stream as much time may pass as before the first; all of it, any.
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=self._timeout_s)
+        connector = aiohttp.TCPConnector(limit=0)
+        self._session = aiohttp.ClientSession(timeout=timeout, connector=connector, trust_env=True)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._session.close()
+
+    async def complete(
+        self, messages: Sequence[Mapping[str, Any]], parameters: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """A `chat.completion`; raises a `GatewayError`, at the latest when the time is over."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                response = await self._post({**parameters, "messages": messages, "model": self._model})
+                async with response:
+                    answer = json.loads(await response.read())
+            _checked(answer, "message")
+        except _FAILURES as exc:
+            raise _failed(exc) from exc
+        whole: dict[str, Any] = answer
+        return whole
+
+    async def stream(
+        self, messages: Sequence[Mapping[str, Any]], parameters: Mapping[str, Any]
+    ) -> DirectUpstream:
+        """The same as a stream, once the server has begun to answer."""
+        body = {**parameters, "messages": messages, "model": self._model, "stream": True}
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                response = await self._post(body)
+        except _FAILURES as exc:
+            raise _failed(exc) from exc
+        if response.content_type != "text/event-stream":
+            response.close()
+            raise _failed(ValueError("no stream"))
+        return DirectUpstream(response)
+
+    async def _post(self, body: Mapping[str, Any]) -> aiohttp.ClientResponse:
+        data = json.dumps(body, ensure_ascii=False).encode()
+        headers = {**self._headers, "Content-Type": "application/json"}
+        # A redirection could lead our key to somebody else.
+        response = await self._session.post(self._url, data=data, headers=headers, allow_redirects=False)
+        if response.status == 200:
+            return response
+        async with response:
+            code = _code_in(await response.content.read(_MOST_ERROR_BYTES))
+        _log.warning("model_failed", extra={"kind": "status", "status": response.status})
+        raise error_for(response.status, code)
+
+
+def _checked(answer: Any, part: str) -> bool:
+    """Whether any choice says why it ended; raises `ValueError` for what is no answer or holds an error."""
+    choices = answer.get("choices", []) if isinstance(answer, dict) and "error" not in answer else None
+    if not isinstance(choices, list) or (part == "message" and not choices):
+        raise ValueError("no answer")
+    for choice in choices:
+        if not isinstance(choice, dict) or not isinstance(choice.get(part) or {}, dict):
+            raise ValueError("no choice")
+    return any(choice.get("finish_reason") for choice in choices)
+
+
+def _code_in(body: bytes) -> str:
+    """OpenAI's code of an error; compared with a few known ones and never passed on."""
+    try:
+        error = json.loads(body)["error"]
+        return str(error["code"] or error["type"])
+    except (ValueError, LookupError, TypeError):
+        return ""

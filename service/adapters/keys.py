@@ -1,0 +1,200 @@
+"""API keys that were made, in Redis: what each may do and a keyed digest of it, never the key.
+
+A key reads `dm_<id>_<secret>`: the id finds its record without a walk, the secret has 256 random bits, so
+that no digest of it can be guessed back. The digest covers what the key may do as well; with a pepper
+(`MEMORY_KEY_PEPPER`) whoever can write to Redis can therefore neither make a key nor widen one.
+"""
+
+import hashlib
+import hmac
+import json
+import logging
+import secrets
+import string
+from collections.abc import AsyncIterator, Awaitable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
+from types import TracebackType
+from typing import Literal, Self, cast
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from service import keyspace
+from service.errors import KeysUnavailable
+from service.scope import BankId
+from service.settings import Settings
+
+Scope = Literal["recall", "add", "review", "forget", "chat", "admin"]
+ALL_SCOPES: frozenset[Scope] = frozenset({"recall", "add", "review", "forget", "chat", "admin"})
+Identity = Literal["trusted", "signed", "bound"]
+_IDENTITIES = frozenset({"trusted", "signed", "bound"})
+
+_log = logging.getLogger(__name__)
+
+_PREFIX = "dm_"
+_ID_ALPHABET = string.ascii_lowercase + string.digits
+_ALPHABET = string.ascii_letters + string.digits
+_ID_CHARS = 10
+# 62 ** 43 is more than 2 ** 256.
+_SECRET_CHARS = 43
+# Fields of the hash beside the records: "<id>:expires", "<id>:revoked" and this one, which changes with it.
+_VERSION = "version"
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What a key may do, for ever: `bank` is the one user's of a bound key."""
+
+    tenant: str
+    scopes: tuple[Scope, ...]
+    identity: Identity = "trusted"
+    bank: BankId | None = None
+    user_prefix: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRecord:
+    """A key that was made; times are Unix seconds, `rate_per_minute` 0 means the server's default."""
+
+    key_id: str
+    name: str
+    grant: Grant
+    rate_per_minute: int
+    created_s: int
+    digest: str
+    expires_s: int | None = None
+    revoked_s: int | None = None
+
+    def is_good(self, now_s: float) -> bool:
+        """Whether the key may be used at `now_s`."""
+        return self.revoked_s is None and (self.expires_s is None or now_s < self.expires_s)
+
+
+def new_key() -> tuple[str, str]:
+    """A fresh key and its id."""
+    key_id = "".join(secrets.choice(_ID_ALPHABET) for _ in range(_ID_CHARS))
+    return f"{_PREFIX}{key_id}_{''.join(secrets.choice(_ALPHABET) for _ in range(_SECRET_CHARS))}", key_id
+
+
+def id_in(key: str) -> str:
+    """The id in a key as it was sent; "" when it is no key of this kind."""
+    prefix, _, rest = key.partition("_")
+    return rest.partition("_")[0] if f"{prefix}_" == _PREFIX else ""
+
+
+def digest_of(key: str, grant: Grant, pepper: bytes) -> str:
+    """What is stored for a key: a digest of it and of what it may do."""
+    said = json.dumps([key, *asdict(grant).values()])
+    return hmac.digest(pepper or b"-", said.encode(), hashlib.sha256).hex()
+
+
+class KeyStore:
+    """Open it as an async context manager; every method raises `KeysUnavailable` without Redis."""
+
+    def __init__(self, redis_url: str, *, timeout_s: float = 2.0) -> None:
+        self._url = redis_url
+        self._timeout_s = timeout_s
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> Self:
+        """Kept where accepted turns are: keys must not be evicted."""
+        return cls(settings.redis_url)
+
+    async def __aenter__(self) -> Self:
+        self._redis: Redis = Redis.from_url(
+            self._url,
+            decode_responses=True,
+            socket_timeout=self._timeout_s,
+            socket_connect_timeout=self._timeout_s,
+            health_check_interval=15,
+        )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._redis.aclose()
+
+    async def version(self) -> str:
+        """Changes whenever any key changes; "" while there is none."""
+        async with self._errors():
+            return await cast("Awaitable[str | None]", self._redis.hget(keyspace.KEYS, _VERSION)) or ""
+
+    async def load(self) -> tuple[str, list[KeyRecord]]:
+        """The version and all keys, the ended ones too."""
+        async with self._errors():
+            fields = await cast("Awaitable[dict[str, str]]", self._redis.hgetall(keyspace.KEYS))
+        records = [
+            record
+            for name, text in fields.items()
+            if name != _VERSION and ":" not in name and (record := _record(name, text, fields)) is not None
+        ]
+        return fields.get(_VERSION, ""), sorted(records, key=lambda record: (record.created_s, record.key_id))
+
+    async def add(self, record: KeyRecord) -> None:
+        """Keep a new key."""
+        fields = {record.key_id: _rendered(record)}
+        if record.expires_s is not None:
+            fields[f"{record.key_id}:expires"] = str(record.expires_s)
+        await self._change(fields)
+
+    async def expire(self, key_id: str, at_s: int) -> None:
+        """Let a key end at that time."""
+        await self._change({f"{key_id}:expires": str(at_s)})
+
+    async def revoke(self, key_id: str, at_s: int) -> None:
+        """End a key now: nothing brings it back."""
+        await self._change({f"{key_id}:revoked": str(at_s)})
+
+    async def drop(self, key_ids: Iterable[str]) -> None:
+        """Lose all knowledge of keys."""
+        names = [name for key_id in key_ids for name in (key_id, f"{key_id}:expires", f"{key_id}:revoked")]
+        if names:
+            await self._change({}, names)
+
+    async def _change(self, fields: dict[str, str], gone: Iterable[str] = ()) -> None:
+        async with self._errors():
+            pipe = self._redis.pipeline(transaction=True)
+            if names := list(gone):
+                pipe.hdel(keyspace.KEYS, *names)
+            pipe.hset(keyspace.KEYS, mapping={**fields, _VERSION: secrets.token_hex(8)})
+            await pipe.execute()
+
+    @asynccontextmanager
+    async def _errors(self) -> AsyncIterator[None]:
+        try:
+            yield
+        except (RedisError, OSError, TimeoutError, UnicodeDecodeError) as exc:
+            raise KeysUnavailable("The keys cannot be reached; try again soon.", retry_after_s=5) from exc
+
+
+def _rendered(record: KeyRecord) -> str:
+    known = {name: value for name, value in asdict(record).items() if not name.endswith(("_s", "key_id"))}
+    return json.dumps(known | {"created_s": record.created_s}, ensure_ascii=False)
+
+
+def _check_identity(identity: str, bank: str | None) -> None:
+    """A record must never be read as something wider than it says."""
+    if identity not in _IDENTITIES or (identity == "bound") != bool(bank):
+        raise ValueError("no identity that this version knows")
+
+
+def _record(key_id: str, text: str, fields: dict[str, str]) -> KeyRecord | None:
+    try:
+        data = json.loads(text)
+        grant = data.pop("grant")
+        grant["scopes"] = tuple(grant["scopes"])
+        _check_identity(grant["identity"], grant["bank"])
+        expires, revoked = fields.get(f"{key_id}:expires"), fields.get(f"{key_id}:revoked")
+        return KeyRecord(
+            key_id=key_id,
+            grant=Grant(**grant),
+            expires_s=None if expires is None else int(expires),
+            revoked_s=None if revoked is None else int(revoked),
+            **data,
+        )
+    except (ValueError, TypeError, KeyError, AttributeError):
+        # Of another version, or not written by us: no key.
+        _log.warning("key_record_unreadable")
+        return None

@@ -1,0 +1,353 @@
+"""A chat with memory: recall before the model, add after it, and the model's answer whatever memory does.
+
+What a turn is, is decided when it is over: a model that asks for a tool has not answered yet. Streams that
+end early, because the client left or the model failed, are stored as far as they came, if so set.
+"""
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Final, Literal, Protocol, Self
+
+from service.adapters.gateway import Gateway, Upstream
+from service.adapters.gateway_direct import DirectUpstream
+from service.errors import InvalidRequest, ServiceError
+from service.memory.recall import Recaller, normalised
+from service.memory.reflect import Reflector
+from service.memory.retain import Accepted
+from service.metrics import Metrics
+from service.policy.block import BlockMemory, language_of, render_block
+from service.policy.chat_messages import (
+    AnswerSoFar,
+    Chat,
+    is_check,
+    is_forced,
+    query_of,
+    turn_of,
+    with_block,
+)
+from service.policy.chat_options import MemoryOptions
+from service.policy.gateway_file import MemoryRules
+from service.schemas import AddRequest
+from service.scope import BankId
+from service.settings import Settings
+
+_log = logging.getLogger(__name__)
+
+# How long the end of an answer may wait for its turn to be accepted; it is accepted all the same.
+_ADD_PATIENCE_S: Final = 1.0
+
+Status = Literal["on", "off", "no_user", "check", "excluded", "degraded"]
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request: `body` as it came, without `memory`; `bank` None where there is no user to remember.
+
+    `reason` says why there is none.
+    """
+
+    body: Mapping[str, Any]
+    messages: Chat
+    model: str
+    options: MemoryOptions
+    tenant: str
+    bank: BankId | None
+    reason: str = ""
+
+    @property
+    def name(self) -> str:
+        """The model as the client calls it."""
+        return str(self.body["model"])
+
+
+@dataclass(slots=True)
+class Report:
+    """What memory did for one chat; `stored` is empty while nothing was tried."""
+
+    status: Status
+    mode: str = "recall"
+    count: int = 0
+    query: str = ""
+    reason: str = ""
+    ids: list[str] = field(default_factory=list)
+    stored: str = ""
+    job_id: str = ""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The report without anything of the chat."""
+        said = {
+            "X-Memory-Status": self.status,
+            "X-Memory-Mode": self.mode,
+            "X-Memory-Count": str(self.count),
+            "X-Memory-Reason": self.reason.partition(":")[0],
+            "X-Memory-Stored": self.stored,
+            "X-Memory-Job-Id": self.job_id,
+        }
+        return {name: value for name, value in said.items() if value}
+
+    def as_object(self) -> dict[str, object]:
+        """All of it, for a client that asked."""
+        return {
+            "status": self.status,
+            "mode": self.mode,
+            "count": self.count,
+            "query": self.query,
+            "degraded": self.status == "degraded",
+            "reason": self.reason,
+            "ids": self.ids,
+            "stored": self.stored,
+            "job_id": self.job_id,
+        }
+
+
+class Accept(Protocol):
+    """`retain.accept` with all that is the same for every turn."""
+
+    async def __call__(self, request: AddRequest, /, *, tenant: str, bank: BankId) -> Accepted:
+        """Have a turn accepted."""
+
+
+class ChatStream:
+    """Chunks of an answer; iterate once, close always: that hangs up on the model."""
+
+    def __init__(self, chunks: AsyncGenerator[dict[str, Any], None], give_up: Callable[[], object]) -> None:
+        self._chunks = chunks
+        self._give_up = give_up
+        self._has_begun = False
+
+    def __aiter__(self) -> AsyncGenerator[dict[str, Any], None]:
+        self._has_begun = True
+        return self._chunks
+
+    async def aclose(self) -> None:
+        """Can be repeated."""
+        await self._chunks.aclose()
+        if not self._has_begun:  # then the generator never knew that there was something to give up
+            self._has_begun = True
+            self._give_up()
+
+
+class Chats:
+    """The use case; one per process, opened as an async context manager."""
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        rules: MemoryRules,
+        recaller: Recaller,
+        reflector: Reflector,
+        accept: Accept,
+        settings: Settings,
+        metrics: Metrics,
+    ) -> None:
+        self.gateway = gateway
+        self.rules = rules
+        self._recaller = recaller
+        self._reflector = reflector
+        self._accepted = accept
+        self._settings = settings
+        self._metrics = metrics
+        self._adding: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.gather(*self._adding, return_exceptions=True)
+
+    async def complete(self, ask: Ask) -> tuple[dict[str, Any], Report]:
+        """The whole answer. Raises what the gateway raises, `InvalidRequest` for options that are wrong."""
+        messages, report = await self._prepared(ask)
+        answer = await self.gateway.complete(ask.model, messages, ask.body)
+        answer["model"] = ask.name
+        choices = answer.get("choices") or [{}]
+        await self._add(ask, report, choices[0].get("message") or {}, choices[0].get("finish_reason"))
+        if ask.options.debug:
+            answer["memory"] = report.as_object()
+        return answer, report
+
+    async def stream(self, ask: Ask) -> tuple[ChatStream, Report]:
+        """The answer's chunks, once the model has begun, and what memory has done until then.
+
+        Raises as `complete` does; so do the chunks. Close them in any case: that hangs up on the model.
+        """
+        messages, report = await self._prepared(ask)
+        upstream = await self.gateway.stream(ask.model, messages, ask.body)
+        answer = AnswerSoFar()
+
+        def give_up() -> object:
+            return self._later(self._give_up(ask, report, upstream, answer))
+
+        return ChatStream(self._chunks(ask, report, upstream, answer, give_up), give_up), report
+
+    async def _chunks(
+        self,
+        ask: Ask,
+        report: Report,
+        upstream: Upstream | DirectUpstream,
+        answer: AnswerSoFar,
+        give_up: Callable[[], object],
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        last: dict[str, Any] = {}
+        is_whole = False
+        try:
+            async for chunk in upstream.chunks():
+                answer.take(chunk)
+                chunk["model"] = ask.name
+                for choice in chunk.get("choices", ()):
+                    choice.setdefault("finish_reason", None)
+                last = chunk
+                yield chunk
+            is_whole = True
+        finally:
+            if not is_whole:
+                # Nobody waits for this; and who is being cancelled had better not wait either.
+                give_up()
+        await self._add(ask, report, answer.message, answer.finish_reason)
+        await upstream.close()
+        if ask.options.debug:
+            common = {name: value for name, value in last.items() if name not in ("choices", "usage")}
+            yield {**common, "choices": [], "memory": report.as_object()}
+
+    async def _give_up(
+        self, ask: Ask, report: Report, upstream: Upstream | DirectUpstream, answer: AnswerSoFar
+    ) -> None:
+        await upstream.close()
+        is_partial = answer.finish_reason is None
+        if is_partial and not self._settings.gateway_store_partial:
+            report.stored = "off"
+        elif not self._is_asking(ask, answer.message, answer.finish_reason):
+            await self._accept(ask, report, answer.message, is_partial=is_partial)
+
+    async def _prepared(self, ask: Ask) -> tuple[Chat, Report]:
+        """The messages as the model gets them."""
+        options = ask.options
+        report = Report("on", mode=options.mode or "recall")
+        if is_check(ask.messages):
+            report.status = "check"
+        elif options.excludes(ask.name) or options.excludes(ask.model):
+            report.status = "excluded"
+        elif ask.bank is None:
+            report.status, report.reason = "no_user", ask.reason
+        elif options.inject is False:
+            report.status = "off"
+        elif query := (options.query or query_of(ask.messages)):
+            block = await self._block(ask, ask.bank, query, report)
+            return with_block(ask.messages, block, options.injection_mode or "system"), report
+        return ask.messages, report
+
+    async def _block(self, ask: Ask, bank: BankId, query: str, report: Report) -> str:
+        """The memory block, empty if there is nothing to show; memory trouble is in the report."""
+        report.query = query
+        recall = ask.options.recall_request(query, self._settings.recall_deadline_ms)
+        reflect = ask.options.reflect_request(query)
+        try:
+            if report.mode == "reflect":
+                reflected = await self._reflector.reflect(reflect, bank)
+                report.reason = reflected.reason
+                text = (
+                    json.dumps(reflected.structured, ensure_ascii=False)
+                    if reflected.structured
+                    else reflected.text
+                )
+                if reflected.degraded:
+                    report.status = "degraded"
+                if not text.strip():
+                    return ""
+                report.count = 1
+                language = language_of(normalised(query))
+                return render_block([BlockMemory(text, None, pending=False)], language, self._settings.zone)
+            reply = await self._recaller.recall(recall, bank)
+        except ServiceError as exc:
+            # The chat goes on: this is what memory must never break.
+            _log.warning("chat_without_memory", extra={"code": exc.code})
+            report.status, report.reason = "degraded", exc.code
+            return ""
+        self._metrics.note_recall(reply.outcome)
+        recalled = json.loads(reply.body)
+        report.ids = [memory["id"] for memory in recalled["memories"]]
+        report.count, report.reason = recalled["count"], recalled["reason"]
+        if recalled["degraded"]:
+            report.status = "degraded"
+        return str(recalled["context"])
+
+    async def _add(
+        self, ask: Ask, report: Report, answer: Mapping[str, Any], finish_reason: str | None
+    ) -> None:
+        """Have the turn accepted, if it is over; an answer waits for that a moment and no longer."""
+        if self._is_asking(ask, answer, finish_reason):
+            report.stored = "later"
+            return
+        adding = self._later(self._accept(ask, report, answer))
+        await asyncio.wait({adding}, timeout=_ADD_PATIENCE_S)
+
+    @staticmethod
+    def _is_asking(ask: Ask, answer: Mapping[str, Any], finish_reason: str | None) -> bool:
+        """Whether the model waits for what a tool says."""
+        has_calls = bool(answer.get("tool_calls") or answer.get("function_call"))
+        return (has_calls or finish_reason == "tool_calls") and not is_forced(ask.body.get("tool_choice"))
+
+    def _later(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        task: asyncio.Task[None] = asyncio.create_task(work)
+        self._adding.add(task)
+        task.add_done_callback(self._adding.discard)
+        return task
+
+    async def _accept(
+        self, ask: Ask, report: Report, answer: Mapping[str, Any], *, is_partial: bool = False
+    ) -> None:
+        options = ask.options
+        if ask.bank is None or report.status in ("check", "excluded") or options.store is False:
+            report.stored = "off"
+            return
+        try:
+            request = self._request(ask, answer, is_partial=is_partial)
+            accepted = await self._accepted(request, tenant=ask.tenant, bank=ask.bank)
+        except ServiceError as exc:
+            _log.warning("chat_not_stored", extra={"code": exc.code})
+            self._metrics.turns.labels("refused").inc()
+            report.stored = exc.code
+            return
+        self._metrics.turns.labels(accepted.status).inc()
+        report.stored, report.job_id = accepted.status, accepted.job_id
+
+    def _request(self, ask: Ask, answer: Mapping[str, Any], *, is_partial: bool) -> AddRequest:
+        options = ask.options
+        request = AddRequest.read(
+            {
+                "user_id": "",
+                "messages": turn_of(ask.messages, answer),
+                "conversation_id": options.conversation_id or "",
+                "turn_id": options.turn_id or "",
+                "tags": options.tags or "",
+                "metadata": options.metadata,
+            }
+        )
+        metadata = request.metadata_map
+        if not is_partial:
+            return request
+        return request.model_copy(update={"metadata": {**metadata, "partial": "true"}})
+
+
+def checked(options: MemoryOptions) -> MemoryOptions:
+    """The options, if they can be used; raises `InvalidRequest` before the model is asked anything."""
+    options.recall_request("x", 1000)
+    options.reflect_request("x")
+    probe: dict[str, object] = {"user_id": "", "tags": options.tags or "", "metadata": options.metadata}
+    request = AddRequest.read(probe)
+    _ = request.tag_list, request.metadata_map
+    return options
+
+
+def body_checked(body: Mapping[str, Any]) -> None:
+    """Raises `InvalidRequest` for numbers that no provider has to see."""
+    count = body.get("n")
+    if count is not None and (isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= 128):
+        raise InvalidRequest("The field n must be a whole number from 1 to 128.")

@@ -1,0 +1,148 @@
+"""What could not be stored: seen, tried again or dropped by whoever runs the service."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from service.adapters.cache import RecallCache
+from service.adapters.dead_letters import DeadLetter, DeadLetters
+from service.errors import CacheUnavailable, InvalidRequest, NotFound
+from service.scope import BankId, DocumentId
+
+Action = Literal["replay", "drop"]
+
+_MOST_IDS = 1000
+_PAGE = 200
+
+
+def _listed(value: object) -> object:
+    """Ids as a list, or as one text with commas, which is all a form can carry."""
+    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+
+class Choice(BaseModel):
+    """Which dead letters: those named, or all of the caller's tenant."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    ids: Annotated[list[str], BeforeValidator(_listed)] = Field(
+        [], max_length=_MOST_IDS, description="Ids of dead letters, as a list or separated by commas."
+    )
+    all: bool = Field(False, description="true: every dead letter of this key's tenant.")
+
+    @classmethod
+    def read(cls, data: Mapping[str, object]) -> Self:
+        """The choice in `data`; raises `InvalidRequest` unless it is exactly one of `ids` and `all`."""
+        try:
+            choice = cls.model_validate(
+                {name: value for name, value in data.items() if value not in ("", None)}
+            )
+        except ValidationError:
+            raise InvalidRequest(f"Send ids (at most {_MOST_IDS}) or all=true, and nothing else.") from None
+        if bool(choice.ids) == choice.all:
+            raise InvalidRequest("Send either ids or all=true.")
+        return choice
+
+
+class DeadLetterReply(BaseModel):
+    """One dead letter; `text` only for whoever may see what was said, and asks for it."""
+
+    id: str
+    bank: str
+    job_id: str
+    reason: str
+    accepted_at: str
+    chars: int
+    text: str | None
+
+
+class DeadLettersReply(BaseModel):
+    """A page of dead letters; `next_cursor` is empty at the end."""
+
+    dead_letters: list[DeadLetterReply]
+    next_cursor: str
+
+
+class DoneReply(BaseModel):
+    """How many dead letters were replayed or dropped."""
+
+    count: int
+    request_id: str
+
+
+async def page(
+    letters: DeadLetters,
+    *,
+    tenant: str | None,
+    cursor: str = "",
+    limit: int = 100,
+    bank: str = "",
+    shows_text: bool = False,
+) -> DeadLettersReply:
+    """About `limit` of a tenant's dead letters (None: of all tenants), oldest first within the page."""
+    if not (cursor.isascii() and (cursor.isdigit() or not cursor)) or len(cursor) > 20:
+        raise InvalidRequest("The cursor is not one that was answered before.")
+    found, next_cursor = await letters.page(cursor=cursor, limit=limit, bank=BankId(bank) if bank else None)
+    mine = sorted(_of(found, tenant), key=lambda letter: letter.turn.number)
+    return DeadLettersReply(
+        dead_letters=[_reply(letter, shows_text) for letter in mine], next_cursor=next_cursor
+    )
+
+
+async def settle(
+    letters: DeadLetters,
+    cache: RecallCache,
+    choice: Choice,
+    *,
+    tenant: str | None,
+    action: Action,
+) -> int:
+    """Replay or drop the chosen dead letters of a tenant (None: of all tenants); how many there were.
+
+    Can be repeated: what is gone already is not counted. Raises `NotFound` when ids are named and
+    none of them is a dead letter of the tenant.
+    """
+    if not choice.all:
+        found = _of(await letters.find(map(DocumentId, choice.ids)), tenant)
+        if not found:
+            raise NotFound("There are no such dead letters.")
+        return await _apply(letters, cache, found, action)
+    count = 0
+    cursor = ""
+    while True:
+        page_of, cursor = await letters.page(cursor=cursor, limit=_PAGE)
+        count += await _apply(letters, cache, _of(page_of, tenant), action)
+        if not cursor:
+            return count
+
+
+async def _apply(letters: DeadLetters, cache: RecallCache, chosen: list[DeadLetter], action: Action) -> int:
+    if action == "drop":
+        return await letters.drop(chosen)
+    count = await letters.replay(chosen)
+    for bank in {letter.bank for letter in chosen}:
+        try:
+            # They are pending turns again, which recall shows.
+            await cache.note_write(bank)
+        except CacheUnavailable:
+            break  # cached answers show them when they expire
+    return count
+
+
+def _of(letters: list[DeadLetter], tenant: str | None) -> list[DeadLetter]:
+    return [letter for letter in letters if tenant is None or letter.tenant == tenant]
+
+
+def _reply(letter: DeadLetter, shows_text: bool) -> DeadLetterReply:
+    accepted = datetime.fromtimestamp(letter.turn.accepted_ms / 1000, UTC)
+    return DeadLetterReply(
+        id=letter.turn.document_id,
+        bank=letter.bank,
+        job_id=letter.turn.job_id,
+        reason=letter.reason,
+        accepted_at=accepted.isoformat(timespec="milliseconds"),
+        chars=len(letter.turn.text),
+        text=letter.turn.text if shows_text else None,
+    )

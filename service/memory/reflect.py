@@ -1,0 +1,116 @@
+"""Reflect: a question answered by a language model that looks through one user's memories.
+
+It takes Hindsight several calls of its model and thousands of tokens, so that it has a deadline and a
+place of its own, and nothing else waits for it. Like recall it never breaks a flow: what cannot be
+answered is 200 with `degraded` and a reason.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from service.adapters.cache import Epochs, RecallCache
+from service.adapters.hindsight_review import HindsightReview
+from service.errors import (
+    CacheUnavailable,
+    HindsightRejected,
+    InvalidRequest,
+    ServiceError,
+    Unavailable,
+)
+from service.policy.content import clean
+from service.schemas_review import ReflectRequest
+from service.scope import BankId
+
+# Each of them keeps a language model busy several times over; more at once only make all of them late.
+_AT_ONCE = 4
+# No model answers in less.
+_LEAST_S = 0.1
+_EPOCHS_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Reflected:
+    """The answer; if it is empty or `degraded`, the reason is a code, a colon and a sentence."""
+
+    text: str
+    structured: Mapping[str, Any] | None
+    degraded: bool = False
+    reason: str = ""
+
+
+class Reflector:
+    """Answers questions, a few at a time."""
+
+    def __init__(self, review: HindsightReview, cache: RecallCache, deadline_s: float) -> None:
+        self._review = review
+        self._cache = cache
+        self._deadline_s = deadline_s
+        self._places = asyncio.Semaphore(_AT_ONCE)
+
+    async def reflect(self, request: ReflectRequest, bank: BankId) -> Reflected:
+        """The answer by the deadline: the server's, or the request's if that is sooner.
+
+        Raises `InvalidRequest` for a question without words or a schema that cannot be used.
+        """
+        schema = request.schema_object
+        query = clean(request.query).strip()
+        if not query:
+            raise InvalidRequest("The field query must hold a question.")
+        if context := clean(request.context).strip():
+            query = f"{query}\n\nAdditional context: {context}"
+        deadline_s = self._deadline_s
+        if request.timeout_ms:
+            deadline_s = min(deadline_s, request.timeout_ms / 1000)
+        ends = asyncio.get_running_loop().time() + deadline_s
+        try:
+            async with asyncio.timeout_at(ends), self._places:
+                return await self._answer(request, bank, query, schema, ends)
+        except TimeoutError:
+            return _degraded(
+                "deadline", "No answer within the time limit; ask again, or allow more with timeout_ms."
+            )
+        except (Unavailable, HindsightRejected) as exc:
+            return _degraded_by(exc)
+
+    async def _answer(
+        self,
+        request: ReflectRequest,
+        bank: BankId,
+        query: str,
+        schema: Mapping[str, Any] | None,
+        ends: float,
+    ) -> Reflected:
+        before = await self._epochs(bank)
+        # Hindsight would make a bank for whoever it is asked about, and its model has nothing to say then.
+        if not await self._review.memories(bank, limit=1):
+            return Reflected("", None, reason="nothing_remembered: Nothing is remembered of this user yet.")
+        # A little longer than the deadline, which ends all of this.
+        left_s = ends - asyncio.get_running_loop().time() + 1
+        if left_s < 1 + _LEAST_S:
+            raise TimeoutError  # who waited for a place until now: a model would be paid for nothing
+        reflection = await self._review.reflect(
+            bank, query, budget=request.budget, response_schema=schema, timeout_s=left_s
+        )
+        after = await self._epochs(bank)
+        if before and after and before.purge != after.purge:
+            return _degraded("memory_changed", "Something was forgotten while this was answered; ask again.")
+        if schema and reflection.structured is None:
+            broken = "no_structure: The model did not keep to response_schema; use the text, or simplify it."
+            return Reflected(reflection.text, None, degraded=True, reason=broken)
+        return Reflected(reflection.text, reflection.structured if schema else None)
+
+    async def _epochs(self, bank: BankId) -> Epochs | None:
+        try:
+            return await self._cache.epochs(bank, asyncio.get_running_loop().time() + _EPOCHS_S)
+        except CacheUnavailable:
+            return None  # then nothing can be forgotten either (see `RecallCache.note_purge`)
+
+
+def _degraded(code: str, sentence: str) -> Reflected:
+    return Reflected("", None, degraded=True, reason=f"{code}: {sentence}")
+
+
+def _degraded_by(error: ServiceError) -> Reflected:
+    return _degraded(error.code, error.detail)

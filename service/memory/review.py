@@ -1,0 +1,290 @@
+"""Review: what is kept of one user, page by page, and the correcting of it.
+
+Listed is what recall answers from: observations, and the facts that no observation rests on, so that a
+person sees "lives in Shanghai" and not the Hangzhou it replaced. `include_superseded` lists those facts,
+too; the export always has them.
+
+A page ends at a position (moment said, id), not at a count, so that what is added meanwhile neither
+repeats nor hides anything. Corrections go to facts. An observation is what Hindsight makes of facts and
+would come back from them: correcting it gives the newest of its facts the new text and forgets the
+others, and Hindsight derives what follows from that.
+"""
+
+import base64
+import binascii
+import re
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from datetime import MAXYEAR, UTC, datetime, timedelta
+
+from service.adapters.cache import RecallCache
+from service.adapters.hindsight_erase import HindsightEraser
+from service.adapters.hindsight_review import HindsightReview, StoredMemory
+from service.adapters.turns import Turn, TurnsLog
+from service.errors import CacheUnavailable, InvalidRequest, NotFound, NotStoredYet, Unavailable
+from service.policy.content import clean, strip_blocks
+from service.policy.kinds import IMPORTANCE_TAG, KIND_TAG, importance_of, kind_of
+from service.policy.redaction import RedactionPolicy, redact
+from service.schemas_review import CorrectRequest, ListedMemory, ListRequest, PendingMemory
+from service.scope import BankId, DocumentId
+
+_CONVERSATION_TAG = re.compile(r"c-[0-9a-f]{48}")
+# What was extracted from a turn names it (see `memory/extract`).
+_TURN_TAG = re.compile(r"t-[0-9a-f]{48}")
+_PAGE = 100
+# A search that finds little must not read a whole bank in one request; the cursor says where to go on.
+_MOST_PAGES = 20
+_SOURCES_PAGE = 1000
+_MOST_SOURCES_PAGES = 10
+_TICK = timedelta(microseconds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """A place in the list: behind the memory `id` of that moment."""
+
+    said_at: datetime
+    id: str
+
+    def encode(self) -> str:
+        """As a cursor."""
+        raw = f"{self.said_at.astimezone(UTC).isoformat()}|{self.id}"
+        return base64.urlsafe_b64encode(raw.encode()).decode().rstrip("=")
+
+    @classmethod
+    def decode(cls, cursor: str) -> "Position":
+        """The place a cursor names; raises `InvalidRequest` for one that is not ours."""
+        try:
+            raw = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
+            moment, _, memory_id = raw.decode("ascii").partition("|")
+            position = cls(datetime.fromisoformat(moment), str(uuid.UUID(memory_id)))
+            is_ours = position.encode() == cursor and position.said_at.year < MAXYEAR
+        except (ValueError, OverflowError, binascii.Error):
+            is_ours = False
+        if not is_ours:
+            raise InvalidRequest(
+                "The field cursor is not valid: send next_cursor of the page before, or nothing."
+            )
+        return position
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One page; `next_cursor` is empty when it is the last."""
+
+    memories: tuple[ListedMemory, ...]
+    pending: tuple[PendingMemory, ...]
+    pending_count: int
+    next_cursor: str
+
+
+async def walk(
+    review: HindsightReview,
+    bank: BankId,
+    *,
+    after: Position | None = None,
+    query: str = "",
+    tags: Sequence[str] = (),
+    page: int = _PAGE,
+) -> AsyncIterator[list[StoredMemory]]:
+    """All memories behind a position, newest first, page by page; only one page is held."""
+    while True:
+        rows: list[StoredMemory] = []
+        offset = 0
+        while True:
+            found = await review.memories(
+                bank,
+                before=after.said_at + _TICK if after else None,
+                query=query,
+                tags=tags,
+                limit=page,
+                offset=offset,
+            )
+            rows = [row for row in found if after is None or _is_behind(row, after)]
+            if rows or len(found) < page:
+                break
+            offset += len(found)  # more memories of one moment than a page holds
+        if not rows:
+            return
+        yield rows
+        after = position_of(rows[-1])
+
+
+def position_of(memory: StoredMemory) -> Position:
+    """The place behind a memory."""
+    return Position(memory.said_at, memory.id)
+
+
+def _is_behind(memory: StoredMemory, position: Position) -> bool:
+    return memory.said_at < position.said_at or (
+        memory.said_at == position.said_at and memory.id > position.id
+    )
+
+
+async def superseded_facts(review: HindsightReview, bank: BankId) -> frozenset[str]:
+    """Ids of the facts that observations rest on."""
+    found: set[str] = set()
+    for number in range(_MOST_SOURCES_PAGES):
+        page = await review.memories(
+            bank, fact_type="observation", limit=_SOURCES_PAGE, offset=number * _SOURCES_PAGE
+        )
+        found.update(source for observation in page for source in observation.source_ids)
+        if len(page) < _SOURCES_PAGE:
+            break
+    return frozenset(found)
+
+
+async def list_page(request: ListRequest, bank: BankId, *, review: HindsightReview, log: TurnsLog) -> Page:
+    """The page a request asks for.
+
+    Accepted turns that wait to be stored are on the first page, the newest `limit` of them, unless kinds
+    are asked for (they have none yet). Raises `InvalidRequest` for a cursor that is not ours,
+    `HindsightUnavailable` or `TurnsLogUnavailable` when one of the two cannot be asked: a list that
+    silently lacks something would be taken for all there is.
+    """
+    after = Position.decode(request.cursor) if request.cursor else None
+    kinds = request.kind_list
+    query = clean(request.query).strip()
+    # The log first: a turn that is being stored meanwhile is then seen twice, not missed.
+    turns = [] if after or kinds else await log.pending(bank)
+    hidden = frozenset() if request.include_superseded else await superseded_facts(review, bank)
+    kept: list[StoredMemory] = []
+    last: StoredMemory | None = None
+    pages = 0
+    async for rows in walk(review, bank, after=after, query=query, tags=[KIND_TAG + kind for kind in kinds]):
+        for row in rows:
+            if row.id in hidden or not _contains(row.text, query):
+                last = row
+                continue
+            if len(kept) == request.limit:
+                return _page(kept, turns, query, position_of(last or row).encode(), request.limit)
+            kept.append(row)
+            last = row
+        pages += 1
+        if pages == _MOST_PAGES and last is not None:
+            return _page(kept, turns, query, position_of(last).encode(), request.limit)
+    return _page(kept, turns, query, "", request.limit)
+
+
+def _page(kept: Sequence[StoredMemory], turns: Sequence[Turn], query: str, cursor: str, limit: int) -> Page:
+    stored = {memory.document_id for memory in kept}
+    waiting = [
+        turn for turn in reversed(turns) if turn.document_id not in stored and _contains(turn.text, query)
+    ]
+    return Page(
+        memories=tuple(listed(memory) for memory in kept),
+        pending=tuple(
+            PendingMemory(id=turn.document_id, text=turn.text, created_at=said_at(turn))
+            for turn in waiting[:limit]
+        ),
+        pending_count=len(waiting),
+        next_cursor=cursor,
+    )
+
+
+def _contains(text: str, query: str) -> bool:
+    return query.casefold() in text.casefold()
+
+
+def listed(memory: StoredMemory) -> ListedMemory:
+    """A memory as a person gets to see it."""
+    return ListedMemory(
+        id=memory.id,
+        text=memory.text,
+        kind=kind_of(memory.tags),
+        score=None,
+        importance=importance_of(memory.metadata, memory.tags),
+        created_at=memory.said_at.isoformat(timespec="seconds"),
+        pending=False,
+        type="observation" if memory.is_derived else "fact",
+        tags=list(own_tags(memory.tags)),
+        conversation=conversation_tag(memory.tags) or "",
+        source_ids=list(memory.source_ids),
+    )
+
+
+def said_at(turn: Turn) -> str:
+    """When a turn was said, ISO 8601."""
+    moment = datetime.fromtimestamp(turn.accepted_ms / 1000, UTC)
+    return turn.said_at or moment.isoformat(timespec="seconds")
+
+
+def conversation_tag(tags: Sequence[str]) -> str | None:
+    """The conversation among a memory's tags."""
+    return next((tag for tag in tags if is_conversation_tag(tag)), None)
+
+
+def is_conversation_tag(tag: str) -> bool:
+    """Whether a tag is one of those that name a conversation (see `scope.conversation_of`)."""
+    return bool(_CONVERSATION_TAG.fullmatch(tag))
+
+
+def own_tags(tags: Sequence[str]) -> tuple[str, ...]:
+    """The tags that came with the memory, without those that we or an extraction have added."""
+    return tuple(
+        tag
+        for tag in tags
+        if not tag.startswith((KIND_TAG, IMPORTANCE_TAG))
+        and not is_conversation_tag(tag)
+        and not _TURN_TAG.fullmatch(tag)
+    )
+
+
+async def correct(
+    request: CorrectRequest,
+    bank: BankId,
+    *,
+    review: HindsightReview,
+    eraser: HindsightEraser,
+    log: TurnsLog,
+    cache: RecallCache,
+    redaction: RedactionPolicy,
+) -> ListedMemory:
+    """Give a memory another text, redacted; recall and list know only that one once this returns.
+
+    `memory_id` may also be the id a turn had while it waited, if it became exactly one memory. Raises
+    `NotFound` (for another user's memory, too), `NotStoredYet`, and `Unavailable` when Hindsight or the
+    cache cannot be reached; the same request may be repeated then.
+    """
+    text = redact(strip_blocks(clean(request.text)), redaction).text.strip()
+    if not text:
+        raise InvalidRequest("The field text must hold the new words; to remove a memory, use forget.")
+    memory_id = await _stored_id(request.memory_id, bank, review, log)
+    # Proves that the cache answers before anything is changed; the one that counts comes after.
+    await _purge(cache, bank)
+    sources = await review.sources(bank, memory_id)
+    if sources is None:
+        raise NotFound("There is no such memory of this user.")
+    fact_id = sources[-1].id if sources else memory_id
+    changed = await review.correct(bank, fact_id, text)
+    if changed is None:
+        raise NotFound("There is no such memory of this user.")
+    for source in sources[:-1]:
+        await eraser.blank(bank, source.id)
+    await _purge(cache, bank)
+    return listed(changed)
+
+
+async def _stored_id(memory_id: str, bank: BankId, review: HindsightReview, log: TurnsLog) -> str:
+    try:
+        return str(uuid.UUID(memory_id))
+    except ValueError:
+        pass
+    if any(turn.document_id == memory_id for turn in await log.pending(bank)):
+        raise NotStoredYet(
+            "This was said just now and waits to be stored; correct it in a minute, or forget it now."
+        )
+    made = await review.memories(bank, document=DocumentId(memory_id), limit=2)
+    if len(made) != 1:
+        raise NotFound("There is no such memory of this user.")
+    return made[0].id
+
+
+async def _purge(cache: RecallCache, bank: BankId) -> None:
+    try:
+        await cache.note_purge(bank)
+    except CacheUnavailable as exc:
+        raise Unavailable(
+            "Cached answers cannot be renewed now; send the same request again.", retry_after_s=5
+        ) from exc

@@ -1,0 +1,212 @@
+"""Add while Redis is away: the turn goes to Hindsight as the same documents; never a false 202."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from service.scope import bank_of, conversation_of
+
+from tests.fakes.hindsight import HindsightStandIn
+from tests.integration.conftest import Api, open_workshop, run_api, settings_for
+from tests.integration.edge import checked, code_of, texts_of
+from tests.integration.test_turns_lost_replies import LossyProxy
+from tests.support import RedisServer, free_port, valkey, wait_until
+
+pytestmark = pytest.mark.anyio
+TEXT = "My locker code is quokka"
+NOWHERE = "redis://127.0.0.1:1/0"
+
+
+@pytest.fixture
+async def api(stand_in: HindsightStandIn) -> AsyncIterator[Api]:
+    """An API whose Redis does not exist."""
+    async with run_api(settings_for(NOWHERE, stand_in.url)) as running:
+        yield running
+
+
+def said(stand_in: HindsightStandIn, user: str) -> list[str]:
+    """The user's documents."""
+    return [document.text for document in stand_in.banks[bank_of("default", user)].documents.values()]
+
+
+async def test_the_turn_goes_to_hindsight_and_its_job_can_be_followed(
+    api: Api, stand_in: HindsightStandIn, user: str
+) -> None:
+    reply: Any = checked(await api.add(user, TEXT, "Noted.", conversation_id="c1", tags="work"), 202)
+    assert (reply["status"], reply["accepted"], reply["searchable_now"]) == ("queued", 2, False)
+    job = await api.job(reply["job_id"], wait_s=5)
+    assert (job["job_id"], job["status"], job["memories_kept"]) == (reply["job_id"], "done", 1)
+    assert job["accepted_at"]
+    assert job["finished_at"]
+    assert said(stand_in, user) == [f"User: {TEXT}\nAssistant: Noted."]
+    [item] = stand_in.requests_for("retain")[0].body["items"]
+    bank = bank_of("default", user)
+    assert item["tags"] == ["work", conversation_of(bank, "c1")]
+    assert item["observation_scopes"] == "shared"
+    assert stand_in.requests_for("retain")[0].body["async"] is True
+    assert texts_of(checked(await api.recall(user, TEXT), 200))
+
+
+async def test_a_job_tells_how_far_hindsight_is(api: Api, stand_in: HindsightStandIn, user: str) -> None:
+    stand_in.hold_operations("pending")
+    job_id = checked(await api.add(user, TEXT), 202)["job_id"]
+    assert (await api.job(job_id))["status"] == "queued"
+    stand_in.hold_operations("processing")
+
+    async def is_retaining() -> bool:
+        return (await api.job(job_id))["status"] == "retaining"
+
+    await wait_until(is_retaining, "Hindsight works on it")
+    stand_in.end_operations("failed")
+    stand_in.release_operations()
+    job = await api.job(job_id, wait_s=5)
+    assert job["status"] == "failed"
+    assert job["reason"]
+
+
+async def test_a_job_id_tells_nothing_and_opens_nothing_else(
+    api: Api, stand_in: HindsightStandIn, user: str
+) -> None:
+    job_id = checked(await api.add(user, TEXT), 202)["job_id"]
+    assert user not in job_id
+    assert job_id.isalnum()
+    forged = [job_id[:-1] + ("0" if job_id[-1] != "0" else "1"), job_id[:10] + "f" * (len(job_id) - 10)]
+    forged += [job_id.upper(), job_id + "0", "direct" + "0" * 112]
+    asked = len(stand_in.requests_for("operation"))
+    for other in forged:
+        assert code_of(await api.client.get(f"/memory/jobs/{other}"), 404) == "not_found"
+    async with run_api(settings_for(NOWHERE, stand_in.url, tenant="another")) as stranger:
+        assert code_of(await stranger.client.get(f"/memory/jobs/{job_id}"), 404) == "not_found"
+    assert len(stand_in.requests_for("operation")) == asked, "Hindsight is not even asked"
+    # Another replica knows it.
+    async with run_api(settings_for(NOWHERE, stand_in.url)) as replica:
+        assert (await replica.job(job_id, wait_s=5))["status"] == "done"
+
+
+async def test_a_repetition_is_one_memory(api: Api, stand_in: HindsightStandIn, user: str) -> None:
+    first = checked(await api.add(user, TEXT, turn_id="t1"), 202)
+    await api.job(first["job_id"], wait_s=5)
+    again = checked(await api.add(user, TEXT, turn_id="t1"), 202)
+    assert (again["status"], again["job_id"]) == ("duplicate", first["job_id"])
+    assert said(stand_in, user) == [f"User: {TEXT}"]
+    other = checked(await api.add(user, TEXT, turn_id="t2"), 202)
+    assert other["status"] == "queued"
+
+
+async def test_at_once_too(api: Api, stand_in: HindsightStandIn, user: str) -> None:
+    replies = await asyncio.gather(*(api.add(user, TEXT, turn_id="t1") for _ in range(8)))
+    jobs = {checked(reply, 202)["job_id"] for reply in replies}
+    assert len(jobs) == 1
+    await api.job(jobs.pop(), wait_s=5)
+    assert said(stand_in, user) == [f"User: {TEXT}"]
+    assert len(stand_in.banks[bank_of("default", user)].texts) == 1
+
+
+async def test_what_was_forgotten_or_has_failed_can_be_said_again(
+    api: Api, stand_in: HindsightStandIn, user: str
+) -> None:
+    stand_in.end_operations("failed")
+    failed = checked(await api.add(user, TEXT, turn_id="t1"), 202)
+    assert (await api.job(failed["job_id"], wait_s=5))["status"] == "failed"
+    second = checked(await api.add(user, TEXT, turn_id="t1"), 202)
+    assert second["status"] == "queued"
+    assert (await api.job(second["job_id"], wait_s=5))["status"] == "done"
+    stand_in.store.clear(bank_of("default", user), None)
+    third = checked(await api.add(user, TEXT, turn_id="t1"), 202)
+    assert (await api.job(third["job_id"], wait_s=5))["status"] == "done"
+    assert said(stand_in, user) == [f"User: {TEXT}"]
+
+
+@pytest.mark.parametrize("fault", ["close", "garbage", "hang", "commit_then_close", "commit_then_hang"])
+async def test_both_down_is_told_and_the_repetition_is_one_memory(
+    api: Api, stand_in: HindsightStandIn, user: str, fault: Any
+) -> None:
+    stand_in.fail("retain", fault, times=1)
+    started = time.monotonic()
+    refused = await api.add(user, TEXT, turn_id="t1")
+    assert time.monotonic() - started < 5
+    assert code_of(refused, 503) == "turns_log_unavailable"
+    assert int(refused.headers["retry-after"]) > 0
+    stand_in.heal()
+    again = checked(await api.add(user, TEXT, turn_id="t1"), 202)
+    assert (await api.job(again["job_id"], wait_s=5))["status"] == "done"
+    assert said(stand_in, user) == [f"User: {TEXT}"]
+
+
+@pytest.mark.parametrize("status", [401, 404, 422, 429, 500, 503])
+async def test_a_refusal_is_no_acknowledgement(
+    api: Api, stand_in: HindsightStandIn, user: str, status: int
+) -> None:
+    stand_in.fail("retain", "status", status=status)
+    assert code_of(await api.add(user, TEXT), 503) == "turns_log_unavailable"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"direct_fallback": False},
+        # Words must not be kept there unless an extraction has looked at them.
+        {"llm_model": "openai/some-model", "extraction": "litellm", "extraction_fallback": "dead_letter"},
+    ],
+)
+async def test_it_can_be_switched_off(
+    stand_in: HindsightStandIn, user: str, changes: dict[str, object]
+) -> None:
+    async with run_api(settings_for(NOWHERE, stand_in.url, **changes)) as api:
+        assert code_of(await api.add(user, TEXT), 503) == "turns_log_unavailable"
+    assert stand_in.requests_for("retain") == []
+
+
+async def test_a_turn_that_took_both_ways_is_one_memory(
+    redis_server: RedisServer, stand_in: HindsightStandIn, user: str
+) -> None:
+    proxy = LossyProxy(redis_server.port)
+    async with (
+        proxy.open() as url,
+        run_api(settings_for(url, stand_in.url, cache_redis_url=redis_server.url)) as api,
+        open_workshop(settings_for(redis_server.url, stand_in.url)) as workshop,
+    ):
+        proxy.lost_replies = 2
+        reply = checked(await api.add(user, TEXT, "Noted.", turn_id="t1", conversation_id="c1"), 202)
+        assert proxy.swallowed == 2, "the log has taken it without being able to tell"
+        assert (reply["status"], reply["searchable_now"]) == ("queued", False)
+        assert (await api.job(reply["job_id"], wait_s=5))["status"] == "done"
+        assert [turn.text for turn in await workshop.log.pending(bank_of("default", user))] != []
+        assert await workshop.work() == 1
+        assert said(stand_in, user) == [f"User: {TEXT}\nAssistant: Noted."]
+        assert len(stand_in.banks[bank_of("default", user)].texts) == 1
+        # The log knows it as well, once it is heard again.
+        again = checked(await api.add(user, TEXT, "Noted.", turn_id="t1", conversation_id="c1"), 202)
+        assert again["status"] == "duplicate"
+        assert len(texts_of(checked(await api.recall(user, TEXT), 200))) == 1
+
+
+@pytest.mark.parametrize("is_hindsight_well", [True, False])
+async def test_a_redis_that_hangs_costs_no_more_than_five_seconds(
+    folder: Path, stand_in: HindsightStandIn, user: str, is_hindsight_well: bool
+) -> None:
+    async with (
+        valkey(folder / "redis", port=free_port()) as redis,
+        run_api(settings_for(redis.url, stand_in.url, retain_timeout_s=20)) as api,
+    ):
+        checked(await api.add(user, "warm"), 202)
+        if not is_hindsight_well:
+            stand_in.fail("*", "hang")
+        redis.pause()
+        try:
+            started = time.monotonic()
+            reply = await api.add(user, TEXT)
+            took_s = time.monotonic() - started
+        finally:
+            redis.resume()
+        stand_in.heal()
+        assert took_s < 5, took_s
+        if is_hindsight_well:
+            job_id = checked(reply, 202)["job_id"]
+            assert (await api.job(job_id, wait_s=5))["status"] == "done"
+            assert said(stand_in, user) == [f"User: {TEXT}"]
+        else:
+            assert code_of(reply, 503) == "turns_log_unavailable"

@@ -1,0 +1,257 @@
+"""`/memory/export` and `/memory/import`: carrying memories away and back."""
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+from service.scope import bank_of, conversation_of
+
+from tests.fakes.hindsight import HindsightStandIn
+from tests.integration.conftest import Api, Workshop, run_api, settings_for
+from tests.support import RedisServer
+
+pytestmark = pytest.mark.anyio
+
+ANNE = bank_of("default", "anne")
+
+
+async def export(api: Api, user: str = "anne") -> list[dict[str, Any]]:
+    """The lines of an export."""
+    reply = await api.client.get("/memory/export", params={"user_id": user})
+    assert reply.status_code == 200, reply.text
+    assert reply.headers["content-type"] == "application/x-ndjson"
+    assert reply.headers["cache-control"] == "no-store"
+    return [json.loads(line) for line in reply.text.splitlines()]
+
+
+async def take_in(api: Api, lines: list[dict[str, Any]], user: str = "anne") -> httpx.Response:
+    """Import lines."""
+    return await api.client.post(
+        "/memory/import",
+        params={"user_id": user},
+        content="\n".join(json.dumps(line, ensure_ascii=False) for line in lines).encode(),
+        headers={"Content-Type": "application/x-ndjson"},
+    )
+
+
+async def test_an_export_holds_all_and_no_ids(
+    api: Api, stand_in: HindsightStandIn, workshop: Workshop
+) -> None:
+    await api.add(
+        "anne",
+        "我养蜜蜂",
+        conversation_id="talk",
+        tags="hobby",
+        metadata='{"source": "chat"}',
+        timestamp="2026-01-02T03:04:05+00:00",
+    )
+    await workshop.work()
+    (memory_id,) = stand_in.banks[ANNE].memories
+    stand_in.add_memory(ANNE, "Anne keeps bees.", type="observation", source_fact_ids=[memory_id])
+    await api.add("anne", "I like tea.", conversation_id="talk")
+    observation, memory, pending, end = await export(api)
+    assert observation["type"] == "observation"
+    assert memory == {
+        "type": "memory",
+        "text": "用户：我养蜜蜂",
+        "kind": None,
+        "said_at": "2026-01-02T03:04:05+00:00",
+        "tags": ["hobby"],
+        "metadata": {"source": "chat"},
+        "conversation": conversation_of(ANNE, "talk"),
+    }
+    assert (pending["type"], pending["text"]) == ("pending", "User: I like tea.")
+    assert end == {"type": "end", "memories": 2, "pending": 1}
+    assert memory_id not in json.dumps([observation, memory, pending, end])
+
+
+async def test_an_export_of_nobody_is_empty_and_of_another_user_too(api: Api) -> None:
+    await api.add("anne", "I keep bees.")
+    assert await export(api, "bert") == [{"type": "end", "memories": 0, "pending": 0}]
+
+
+async def test_many_memories_come_page_by_page(api: Api, stand_in: HindsightStandIn) -> None:
+    for number in range(450):
+        stand_in.add_memory(ANNE, f"fact {number}")
+    lines = await export(api)
+    assert len({line["text"] for line in lines[:-1]}) == 450
+    assert lines[-1] == {"type": "end", "memories": 450, "pending": 0}
+    assert [request.query.count("limit=200") for request in stand_in.requests_for("memories")] == [1] * 4
+
+
+async def test_a_client_sees_that_an_export_broke_off(api: Api, stand_in: HindsightStandIn) -> None:
+    for number in range(250):
+        stand_in.add_memory(ANNE, f"fact {number}")
+    stand_in.fail("memories", "slow", times=1)
+    stand_in.fail("memories", "status", status=500)
+    with pytest.raises(httpx.RemoteProtocolError):
+        await api.client.get("/memory/export", params={"user_id": "anne"})
+    assert len(stand_in.requests_for("memories")) == 2
+
+
+async def test_an_export_that_cannot_begin_says_so(api: Api, stand_in: HindsightStandIn) -> None:
+    stand_in.fail("memories", "close")
+    reply = await api.client.get("/memory/export", params={"user_id": "anne"})
+    assert reply.status_code == 503
+
+
+@pytest.mark.parametrize("user", ["a:b/../c d", "用户 一", "a+b%20c&x=1", "é"])
+async def test_any_user_id_can_be_encoded_into_the_query(api: Api, user: str) -> None:
+    await api.add(user, "I keep bees.")
+    assert (await export(api, user))[0]["text"] == "User: I keep bees."
+
+
+@pytest.mark.parametrize(
+    ("query", "status"),
+    [
+        ("", 422),
+        ("user_id=", 422),
+        ("user_id=%20", 422),
+        ("user_id=null", 422),
+        ("user_id=%FF", 422),
+        ("user_id=anne&user_id=bert", 409),
+        ("user_id=%7B%7B%23sys.user_id%23%7D%7D", 422),
+    ],
+)
+async def test_a_user_that_is_nobody_is_refused(api: Api, query: str, status: int) -> None:
+    assert (await api.client.get(f"/memory/export?{query}")).status_code == status
+    assert (await api.client.post(f"/memory/import?{query}", content=b"")).status_code == status
+
+
+async def test_what_was_carried_away_comes_back_and_is_recalled(
+    api: Api, stand_in: HindsightStandIn, workshop: Workshop
+) -> None:
+    await api.add("anne", "我养蜜蜂", conversation_id="talk", tags="hobby", timestamp="2026-01-02T03:04:05Z")
+    await api.add("anne", "My cat is called Biscuit.", conversation_id="talk")
+    await workshop.work()
+    await api.add("anne", "I like tea.", conversation_id="other")
+    lines = await export(api)
+    before = sorted(stand_in.banks[ANNE].texts)
+    stand_in.store.delete_bank(ANNE)
+    await workshop.work()
+    stand_in.store.delete_bank(ANNE)
+
+    reply = await take_in(api, lines)
+    assert reply.status_code == 202, reply.text
+    assert {name: reply.json()[name] for name in ("accepted", "duplicate", "skipped")} == {
+        "accepted": 3,
+        "duplicate": 0,
+        "skipped": 0,
+    }
+    await workshop.work()
+    assert sorted(stand_in.banks[ANNE].texts) == sorted([*before, "User: I like tea."])
+    assert "Biscuit" in (await api.recall("anne", "What is my cat called?")).json()["context"]
+    again = await export(api)
+    assert sorted(map(json.dumps, again)) == sorted(
+        json.dumps({**line, "type": "memory"} if line["type"] == "pending" else line)
+        for line in [*lines[:-1], {"type": "end", "memories": 3, "pending": 0}]
+    )
+
+
+async def test_an_import_is_idempotent_by_line(
+    api: Api, stand_in: HindsightStandIn, workshop: Workshop
+) -> None:
+    lines = [{"type": "memory", "text": f"fact {number}", "said_at": "2026-01-02"} for number in range(3)]
+    assert (await take_in(api, lines[:2])).json()["accepted"] == 2
+    assert (await take_in(api, lines)).json()["duplicate"] == 2
+    await workshop.work()
+    reply = (await take_in(api, [*lines, lines[0]])).json()
+    assert (reply["accepted"], reply["duplicate"]) == (0, 4)
+    await workshop.work()
+    assert sorted(stand_in.banks[ANNE].texts) == ["fact 0", "fact 1", "fact 2"]
+
+
+async def test_turns_of_a_conversation_come_back_in_the_order_they_were_said(
+    api: Api, stand_in: HindsightStandIn, workshop: Workshop
+) -> None:
+    lines = [
+        {"type": "memory", "text": f"fact {day}", "said_at": f"2026-01-{day:02}T00:00:00Z"}
+        for day in (3, 1, 4, 2)
+    ]
+    assert (await take_in(api, lines)).status_code == 202
+    await workshop.work()
+    assert [text for _, text in stand_in.banks[ANNE].written] == ["fact 1", "fact 2", "fact 3", "fact 4"]
+
+
+async def test_an_import_is_redacted_like_an_add(api: Api, stand_in: HindsightStandIn) -> None:
+    line = {
+        "type": "memory",
+        "text": "Anne pays with card 4111 1111 1111 1111.",
+        "tags": ["anne@example.com"],
+        "metadata": {"mail": "anne@example.com"},
+    }
+    assert (await take_in(api, [line])).json()["accepted"] == 1
+    (pending, _) = await export(api)
+    assert "4111" not in json.dumps(pending)
+    assert "anne@" not in json.dumps(pending)
+    # What was redacted once is the same line when it comes again.
+    assert (await take_in(api, [line, pending])).json()["duplicate"] >= 1
+
+
+async def test_observations_and_empty_lines_are_left_out(api: Api) -> None:
+    reply = await take_in(
+        api,
+        [
+            {"type": "observation", "text": "Anne keeps bees."},
+            {"type": "memory", "text": " \u0000 "},
+            {"type": "end", "memories": 2, "pending": 0},
+        ],
+    )
+    assert (reply.json()["accepted"], reply.json()["skipped"]) == (0, 2)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "no json",
+        "[]",
+        "1",
+        "[" * 5000,
+        '{"text": "no type"}',
+        '{"type": "memory"}',
+        '{"type": "memory", "text": 5}',
+        '{"type": "memory", "text": "x", "said_at": "soon"}',
+        '{"type": "memory", "text": "x", "said_at": 5}',
+        '{"type": "memory", "text": "x", "tags": "x"}',
+        '{"type": "memory", "text": "x", "tags": [1]}',
+        '{"type": "memory", "text": "x", "tags": ["' + "y" * 100 + '"]}',
+        '{"type": "memory", "text": "x", "metadata": []}',
+        '{"type": "memory", "text": "x", "metadata": {"a": {"b": 1}}}',
+        '{"type": "memory", "text": "x", "kind": 1}',
+        '{"type": "memory", "text": "x", "conversation": 1}',
+    ],
+)
+async def test_a_line_that_is_none_is_named_and_nothing_is_taken(api: Api, line: str) -> None:
+    body = '{"type": "memory", "text": "good"}\n\n' + line
+    reply = await api.client.post("/memory/import", params={"user_id": "anne"}, content=body.encode())
+    assert reply.status_code == 422, reply.text
+    assert "Line 3 " in reply.json()["error"]["message"]
+    assert await export(api) == [{"type": "end", "memories": 0, "pending": 0}]
+
+
+async def test_an_import_over_the_limit_can_be_sent_again(
+    stand_in: HindsightStandIn, redis_server: RedisServer
+) -> None:
+    await redis_server.command("FLUSHALL")
+    lines = [{"type": "memory", "text": f"fact {number}"} for number in range(5)]
+    async with run_api(settings_for(redis_server.url, stand_in.url, max_waiting_per_user=3)) as api:
+        assert (await take_in(api, lines)).status_code == 429
+        assert len(await export(api)) == 4
+    async with run_api(settings_for(redis_server.url, stand_in.url)) as api:
+        reply = (await take_in(api, lines)).json()
+        assert (reply["accepted"], reply["duplicate"]) == (2, 3)
+
+
+async def test_a_line_that_is_too_long_is_refused(api: Api) -> None:
+    reply = await take_in(api, [{"type": "memory", "text": "x" * 200_001}])
+    assert reply.status_code == 413
+    assert "Line 1 " in reply.json()["error"]["message"]
+
+
+async def test_a_body_that_is_too_large_is_refused(
+    stand_in: HindsightStandIn, redis_server: RedisServer
+) -> None:
+    async with run_api(settings_for(redis_server.url, stand_in.url, max_body_bytes=1024)) as api:
+        reply = await take_in(api, [{"type": "memory", "text": "x" * 2000}])
+    assert reply.status_code == 413
