@@ -8,13 +8,14 @@ import click
 
 from service.adapters.llm import LlmAdapter
 from service.errors import ServiceError
-from service.policy.block import is_instruction_like
-from service.policy.content import Message, Turn, render, sentence_ends
+from service.policy.content import Message, Turn, render
 from service.policy.extraction import SCHEMA_NAME, Spoken, prompt, schema
 from service.policy.extraction_answer import UnusableAnswer, Vetted, read_answer, vet
 from service.policy.kinds import KeepPolicy, kinds_named
 from service.policy.redaction import redact
+from service.policy.sentences import sentence_ends
 from service.policy.small_talk import is_small_talk
+from service.policy.takeover import is_instruction_like
 from service.policy.tenant_policy import PolicyFile, PolicyFileError, TenantPolicy, read_policy_file
 from service.settings import Settings
 

@@ -25,9 +25,10 @@ from service.adapters.hindsight_review import HindsightReview, StoredMemory
 from service.adapters.turns import NewTurn, Turn, TurnsLog
 from service.errors import CacheUnavailable, InvalidRequest, TooLarge
 from service.memory.review import conversation_tag, is_conversation_tag, own_tags, said_at, walk
-from service.policy.content import clean, split_long, strip_blocks
+from service.policy.content import clean, strip_blocks
 from service.policy.kinds import KIND_TAG, kind_of
 from service.policy.redaction import RedactionPolicy, redact, redact_all, redact_map
+from service.policy.sentences import split_long
 from service.schemas import MAX_METADATA, MAX_TAG_CHARS, MAX_TAGS, AddRequest
 from service.scope import (
     BankId,

@@ -11,7 +11,8 @@ from typing import Final
 import regex
 
 from service.policy.block import LABELS, Language, Role
-from service.policy.content import GRAPHEME, clean, parse_rendered, sentence_ends, split_long
+from service.policy.content import clean, parse_rendered
+from service.policy.sentences import GRAPHEME, sentence_ends, split_long
 
 ELLIPSIS: Final = "…"
 # Longer memories are looked at up to here: bounds the time of one excerpt.

@@ -12,11 +12,12 @@ from typing import Any, Final, Literal
 
 import regex
 
-from service.policy.block import is_instruction_like, strip_blocks
+from service.policy.block import strip_blocks
 from service.policy.content import clean
 from service.policy.extraction import Known, Spoken, Subject
 from service.policy.kinds import KeepPolicy, as_importance
 from service.policy.lexicon import IS_HAN, RUN, tokens_of
+from service.policy.takeover import is_instruction_like
 
 Reason = Literal[
     "ignored", "shape", "kind", "importance", "source", "ungrounded", "subject", "instruction", "repeated",

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Final, Literal
 
-from service.policy.content import Message, sentence_ends
+from service.policy.content import Message
 from service.policy.redaction_addresses import find_addresses
 from service.policy.redaction_emails import find_emails
 from service.policy.redaction_fold import fold
@@ -22,6 +22,7 @@ from service.policy.redaction_numbers import find_numbers
 from service.policy.redaction_types import KINDS, Kind, Span
 from service.policy.secrets_spoken import find_spoken
 from service.policy.secrets_tokens import find_tokens
+from service.policy.sentences import sentence_ends
 
 Action = Literal["drop", "mask", "keep"]
 

@@ -7,7 +7,8 @@ from typing import Final
 
 import regex
 
-from service.policy.content import parse_rendered, sentence_ends
+from service.policy.content import parse_rendered
+from service.policy.sentences import sentence_ends
 
 _MOST_CHARS: Final = 400
 

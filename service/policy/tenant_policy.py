@@ -26,11 +26,11 @@ from typing import Any, Final
 import regex
 import yaml
 
-from service.policy.block import is_instruction_like
 from service.policy.kinds import DEFAULT_KINDS, KeepPolicy, Kind
 from service.policy.policy_mistakes import Mistake, PolicyFileError
 from service.policy.redaction import RedactionPolicy
 from service.policy.redaction_types import KINDS
+from service.policy.takeover import is_instruction_like
 
 __all__ = ["Mistake", "PolicyFile", "PolicyFileError", "TenantPolicy", "read_policy_file"]
 

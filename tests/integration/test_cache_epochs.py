@@ -190,7 +190,7 @@ async def test_a_restarted_server_revives_nothing(tmp_path: Path, how: str) -> N
 async def test_full_memory_does_not_keep_an_old_answer_current(tmp_path: Path) -> None:
     extra = ("--maxmemory-policy", "noeviction")
     async with valkey(tmp_path / "data", aof=False, extra=extra) as server, opened(server.url) as cache:
-        noted: list[Callable[[BankId], Awaitable[None]]] = [cache.note_write, cache.note_purge]
+        noted: list[Callable[[BankId], Awaitable[object]]] = [cache.note_write, cache.note_purge]
         for note in noted:
             bank = a_bank()
             await server.command("CONFIG", "SET", "maxmemory", "0")

@@ -103,9 +103,11 @@ async def test_the_cache_leaves_nothing_on_the_disk(tmp_path: Path, is_deep: boo
         files = [path for path in data.root.rglob("*") if path.is_file()]
         assert files
         assert not any(b"marigold" in path.read_bytes() for path in files)
-        async with running(redis_server.spec(data, server, os.environ)):
-            async with redis.asyncio.Redis.from_url(server.url) as client:
-                assert await client.get("answer") is None
+        async with (
+            running(redis_server.spec(data, server, os.environ)),
+            redis.asyncio.Redis.from_url(server.url) as client,
+        ):
+            assert await client.get("answer") is None
 
 
 # PostgreSQL

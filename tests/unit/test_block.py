@@ -14,12 +14,12 @@ from service.policy.block import (
     HEADERS,
     BlockMemory,
     Language,
-    is_instruction_like,
     language_of,
     render_block,
 )
 from service.policy.content import Message, Turn, read_messages, render, strip_blocks
 from service.policy.excerpt import excerpt
+from service.policy.takeover import is_instruction_like
 
 FAMILY = "👨‍👩‍👧‍👦"
 DAY = datetime(2026, 3, 1, tzinfo=UTC)

@@ -10,7 +10,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from service.policy.block import BlockMemory, Language, language_of, render_block
 from service.policy.content import (
-    GRAPHEME,
     Message,
     Role,
     Turn,
@@ -20,12 +19,11 @@ from service.policy.content import (
     read_messages,
     render,
     render_parts,
-    sentence_ends,
-    split_long,
     split_turns,
     strip_blocks,
 )
 from service.policy.excerpt import excerpt
+from service.policy.sentences import GRAPHEME, sentence_ends, split_long
 
 FAMILY = "👨‍👩‍👧‍👦"
 NASTY = [

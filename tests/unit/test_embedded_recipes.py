@@ -15,7 +15,9 @@ from service.embedded.packages import folder
 from service.embedded.supervisor import ChildSpec, Supervisor
 from service.settings import Settings
 
-CONNECTION = Connection("http://127.0.0.1:8000", "dm_key", "unix:///x", "unix:///y", "http://127.0.0.1:1", {"api": 7})
+CONNECTION = Connection(
+    "http://127.0.0.1:8000", "dm_key", "unix:///x", "unix:///y", "http://127.0.0.1:1", {"api": 7}
+)
 
 
 def _mode(path: Path) -> int:

@@ -4,8 +4,9 @@ import pytest
 import regex
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from service.policy.content import GRAPHEME, Message, Role, Turn, clean, render
+from service.policy.content import Message, Role, Turn, clean, render
 from service.policy.excerpt import ELLIPSIS, MIN_REST_CHARS, excerpt, shorten, total_budget, words
+from service.policy.sentences import GRAPHEME
 
 FAMILY = "👨‍👩‍👧‍👦"
 SCRIPTS = {
