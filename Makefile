@@ -57,11 +57,11 @@ faults: .venv/.dev ## Kills, cuts and races for as long as it takes (10 to 30 mi
 .PHONY: bench
 bench: .venv/.dev ## Speed and retrieval benchmarks; numbers into tests/bench
 	$(BIN)/python -m tests.bench
-	$(BIN)/python -m tests.bench.recall --json tests/bench/recall/results.json
+	$(BIN)/python -m tests.bench.recall --write
 
 .PHONY: bench-recall
 bench-recall: .venv/.dev ## Only the retrieval benchmark
-	$(BIN)/python -m tests.bench.recall --json tests/bench/recall/results.json
+	$(BIN)/python -m tests.bench.recall --write
 
 .PHONY: fmt
 fmt: .venv/.dev ## Format and fix what ruff can

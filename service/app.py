@@ -100,7 +100,7 @@ def create_app(settings: Settings) -> FastAPI:
                 hindsight, turns, settings.zone, calibration_for(settings.embedding_model), policy.keep
             )
             recaller = Recaller(answerer, cache, metrics, settings, policy.redaction)
-            reflector = Reflector(review, cache, settings.reflect_deadline_ms / 1000)
+            reflector = Reflector(review, cache, policy.redaction, settings.reflect_deadline_ms / 1000)
             fallback = Fallback.from_settings(settings, hindsight)
             chats: Chats | None = None
             if gateway is not None:

@@ -175,6 +175,12 @@ class LlmUnavailable(Unavailable):
     code = "llm_unavailable"
 
 
+class LlmBudgetSpent(LlmUnavailable):
+    """The language model has cost as much today as it may, and is not asked before tomorrow."""
+
+    code = "llm_budget_spent"
+
+
 class LlmMisconfigured(Unavailable):
     """The language model refuses our key or does not exist: only the operator can help."""
 

@@ -12,6 +12,7 @@ in one place.
 | `mem:conversations:B` | hash | conversation → first, last, count, ids of waiting turns | accepted work |
 | `mem:batch:B` | hash | the frozen batch of bank B | accepted work |
 | `mem:waiting` | counter | how many turns all `mem:turns:B` hold together | accepted work |
+| `mem:oldest-batch` | string | when the oldest batch was frozen (Unix ms), at the last sweep | yes |
 | `mem:dead` | hash | document id → bank, reason and turn of what could not be stored | dead letters |
 | `mem:dead-of:B` | hash | document id of each dead letter of bank B → its tenant | dead letters |
 | `mem:keys` | hash | API keys that were made: digests and grants, when they end | until they are dropped |
@@ -44,6 +45,7 @@ CLAIM_NUMBER = "mem:claim-number"
 # Whatever takes a turn out of `mem:turns:B` takes as many off this counter in the same script (the sweep
 # puts right what drifted); likewise what leaves `mem:dead` leaves `mem:dead-of:B`.
 WAITING = "mem:waiting"
+OLDEST_BATCH = "mem:oldest-batch"
 DEAD = "mem:dead"
 KEYS = "mem:keys"
 AUDIT = "mem:audit"

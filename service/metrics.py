@@ -32,7 +32,7 @@ class Metrics:
         )
         self.llm_calls = Counter(
             "memory_llm_calls_total",
-            "How many times the language model was asked, by what came of it.",
+            "How many times the language model was to be asked, by what came of it.",
             ["outcome"],
             registry=self.registry,
         )

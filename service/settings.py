@@ -246,7 +246,7 @@ class Settings(BaseSettings):
     gateway_base_url: Url | None = Field(None, description="Base URL of that model.")
     gateway_direct: bool = Field(
         True,
-        description="Talk to `openai/…` at `MEMORY_GATEWAY_BASE_URL` without litellm, which is not loaded then.",
+        description="Talk to `openai/…` at `MEMORY_GATEWAY_BASE_URL` without litellm, and do not load it.",
     )
     gateway_models_file: Path | None = Field(
         None,

@@ -136,7 +136,7 @@ def _checked(answer: Any, part: str) -> bool:
         raise ValueError("no answer")
     for choice in choices:
         if not isinstance(choice, dict) or not isinstance(choice.get(part) or {}, dict):
-            raise ValueError("no choice")
+            raise ValueError("no choice")  # noqa: TRY004 - of an answer, not of an argument
     return any(choice.get("finish_reason") for choice in choices)
 
 

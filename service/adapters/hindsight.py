@@ -41,7 +41,8 @@ BANK_SETTINGS: dict[str, bool] = {"enable_graph_retrieval": False, "enable_tempo
 class Recalled:
     """One memory as Hindsight ranks it; scores are None where a stage did not see it.
 
-    `document_id` and `metadata` are missing on observations, which are made from several documents.
+    `document_id` and `metadata` are missing on observations, which are made from several documents;
+    `source_tags` are the tags of each fact they were made from, where Hindsight consolidates.
     """
 
     id: str
@@ -52,6 +53,7 @@ class Recalled:
     metadata: Mapping[str, str]
     tags: tuple[str, ...]
     source_fact_ids: tuple[str, ...]
+    source_tags: tuple[tuple[str, ...], ...]
     final: float | None
     semantic: float | None
     keyword: float | None
@@ -184,6 +186,8 @@ class HindsightAdapter:
                     max_tokens=max_tokens,
                     types=["observation", "world", "experience"],
                     prefer_observations=True,
+                    # Look-ups by id: an observation has none of the labels that tell facts' importance.
+                    include_source_facts=bool(self._bank_config.get("enable_observations")),
                     tags=list(tags) or None,
                     tags_match=tags_match if tags else "any",
                 )
@@ -191,7 +195,8 @@ class HindsightAdapter:
                 if exc.status != 404:
                     raise
                 return []
-            return [_recalled(result) for result in response.results]
+            sources = response.source_facts or {}
+            return [_recalled(result, sources) for result in response.results]
 
     @asynccontextmanager
     async def _spared(self, timeout_s: float) -> AsyncIterator[None]:
@@ -328,8 +333,9 @@ async def vendor_errors(timeout_s: float) -> AsyncIterator[None]:
         ) from exc
 
 
-def _recalled(result: RecallResult) -> Recalled:
+def _recalled(result: RecallResult, sources: Mapping[str, RecallResult]) -> Recalled:
     scores = result.scores
+    source_ids = tuple(result.source_fact_ids or ())
     return Recalled(
         id=result.id,
         text=result.text,
@@ -338,7 +344,8 @@ def _recalled(result: RecallResult) -> Recalled:
         said_at=_moment(result.occurred_start) or _moment(result.mentioned_at),
         metadata=result.metadata or {},
         tags=tuple(result.tags or ()),
-        source_fact_ids=tuple(result.source_fact_ids or ()),
+        source_fact_ids=source_ids,
+        source_tags=tuple(tuple(sources[one].tags or ()) for one in source_ids if one in sources),
         final=scores.final if scores else None,
         semantic=scores.semantic if scores else None,
         keyword=scores.keyword if scores else None,

@@ -376,11 +376,16 @@ class TurnsLog:
             pipe.zcard(keyspace.DUE)
             pipe.hlen(keyspace.DEAD)
             pipe.exists(keyspace.ARQ_HEALTH)
-            _, (seconds, micros), oldest, banks, dead, worker = await pipe.execute()
+            pipe.get(keyspace.OLDEST_BATCH)
+            _, (seconds, micros), oldest, banks, dead, worker, frozen_ms = await pipe.execute()
         now_ms = int(seconds) * 1000 + int(micros) // 1000
         overdue_s = max(0.0, (now_ms - oldest[0][1]) / 1000) if oldest else 0.0
         return LogState(
-            overdue_s=overdue_s, waiting_banks=banks, dead_letters=dead, is_worker_alive=bool(worker)
+            overdue_s=overdue_s,
+            oldest_batch_s=max(0.0, (now_ms - int(frozen_ms)) / 1000) if frozen_ms else 0.0,
+            waiting_banks=banks,
+            dead_letters=dead,
+            is_worker_alive=bool(worker),
         )
 
     async def run(self, script: str, keys: Sequence[str], args: Sequence[str | int | float]) -> Any:

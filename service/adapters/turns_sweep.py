@@ -14,6 +14,8 @@ from service import keyspace
 from service.scope import BankId
 
 _PAGE = 1000
+# Three sweeps long: without a worker nobody knows, and that is seen by its heartbeat.
+_OLDEST_TTL_S = 900
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,7 @@ async def sweep(
     walk = _Walk(redis, errors, run)
     before = await walk.counters()
     sizes: dict[str, int] = {}
+    frozen_ms: list[int] = []
     rearmed = 0
     cursor = 0
     prefixes = tuple(key(BankId("")) for key in (keyspace.turns, keyspace.conversations, keyspace.batch))
@@ -47,8 +50,10 @@ async def sweep(
         )
         # By key: a walk may come by twice.
         sizes |= await walk.sizes([key for key in keys if key.startswith(prefixes[0])])
+        frozen_ms += await walk.frozen([key for key in keys if key.startswith(prefixes[2])])
         if not cursor:
             break
+    await walk.note_oldest(frozen_ms)
     await walk.recount(sum(sizes.values()), before)
     while True:
         async with errors():
@@ -103,6 +108,24 @@ class _Walk:
             for key in keys:
                 pipe.hlen(key)
             return dict(zip(keys, await pipe.execute(), strict=True))
+
+    async def frozen(self, keys: Sequence[str]) -> list[int]:
+        """When these batches were frozen."""
+        if not keys:
+            return []
+        async with self.errors():
+            pipe = self.redis.pipeline(transaction=False)
+            for key in keys:
+                pipe.hget(key, "frozen_ms")
+            return [int(value) for value in await pipe.execute() if value]
+
+    async def note_oldest(self, frozen_ms: Sequence[int]) -> None:
+        """Keep the oldest for whoever asks how the log is: a batch that Hindsight never ends is not due."""
+        async with self.errors():
+            if frozen_ms:
+                await self.redis.set(keyspace.OLDEST_BATCH, min(frozen_ms), ex=_OLDEST_TTL_S)
+            else:
+                await self.redis.delete(keyspace.OLDEST_BATCH)
 
     async def recount(self, counted: int, before: _Counters) -> None:
         """Put the counter of waiting turns right if it is wrong for sure.

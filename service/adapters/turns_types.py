@@ -91,9 +91,13 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class LogState:
-    """Health of the log: seconds the oldest due bank is overdue, banks waiting, dead letters, heartbeat."""
+    """Health of the log: seconds the oldest due bank is overdue, banks waiting, dead letters, heartbeat.
+
+    `oldest_batch_s` is for how many seconds the oldest batch has been on its way (at the last sweep's look).
+    """
 
     overdue_s: float
+    oldest_batch_s: float
     waiting_banks: int
     dead_letters: int
     is_worker_alive: bool

@@ -15,7 +15,7 @@ from service.adapters.turns import Turn, TurnsLog
 from service.errors import ServiceError
 from service.policy.block import BlockMemory, Language, language_of, render_block
 from service.policy.excerpt import excerpt, total_budget
-from service.policy.kinds import KeepPolicy, importance_of, kind_of
+from service.policy.kinds import KeepPolicy, importance_of, importance_of_sources, kind_of
 from service.policy.ranking import GENERIC, Calibration, Candidate, Ranked, Scored, rank
 from service.schemas import MemoryReply, RecallRequest
 from service.scope import BankId, ConversationId, conversation_of, turn_of_document
@@ -281,6 +281,9 @@ def _is_wanted(tags: Sequence[str], question: Question) -> bool:
 
 
 def _candidate(memory: Recalled) -> Candidate:
+    importance = importance_of(memory.metadata, memory.tags)
+    if importance is None:
+        importance = importance_of_sources(memory.source_tags)
     return Candidate(
         id=memory.id,
         text=memory.text,
@@ -293,7 +296,7 @@ def _candidate(memory: Recalled) -> Candidate:
         fact_type=memory.fact_type,
         group=next((tag for tag in memory.tags if tag.startswith(_CONVERSATION_TAG)), None),
         source_ids=memory.source_fact_ids,
-        importance=importance_of(memory.metadata, memory.tags),
+        importance=importance,
     )
 
 

@@ -21,7 +21,13 @@ from service.adapters.hindsight_curate import HindsightCurate, StoredFact
 from service.adapters.llm import Completion, LlmAdapter
 from service.adapters.spending import Spending
 from service.adapters.turns import Batch, Claim, Turn, TurnsLog
-from service.errors import HindsightRejected, LlmMisconfigured, LlmRejected, LlmUnavailable
+from service.errors import (
+    HindsightRejected,
+    LlmBudgetSpent,
+    LlmMisconfigured,
+    LlmRejected,
+    LlmUnavailable,
+)
 from service.metrics import Metrics
 from service.policy.bank_config import Mode
 from service.policy.extraction import SCHEMA_NAME, Known, Spoken, prompt, schema, spoken
@@ -229,7 +235,7 @@ class Extractor:
         if (options.daily_usd and spent.usd >= options.daily_usd) or (
             options.daily_tokens and spent.tokens >= options.daily_tokens
         ):
-            raise LlmUnavailable("Today's budget for the LLM is spent.")
+            raise LlmBudgetSpent("Today's budget for the LLM is spent.")
 
     async def _account(self, answer: Completion) -> None:
         tokens = answer.prompt_tokens + answer.completion_tokens

@@ -20,6 +20,7 @@ from service.errors import (
     Unavailable,
 )
 from service.policy.content import clean
+from service.policy.redaction import RedactionPolicy, redact
 from service.schemas_review import ReflectRequest
 from service.scope import BankId
 
@@ -43,7 +44,11 @@ class Reflected:
 class Reflector:
     """Answers questions, a few at a time."""
 
-    def __init__(self, review: HindsightReview, cache: RecallCache, deadline_s: float) -> None:
+    def __init__(
+        self, review: HindsightReview, cache: RecallCache, redaction: RedactionPolicy, deadline_s: float
+    ) -> None:
+        # As for recall: a question keeps its sentences.
+        self._redaction = redaction.for_questions
         self._review = review
         self._cache = cache
         self._deadline_s = deadline_s
@@ -55,10 +60,10 @@ class Reflector:
         Raises `InvalidRequest` for a question without words or a schema that cannot be used.
         """
         schema = request.schema_object
-        query = clean(request.query).strip()
+        query = redact(clean(request.query).strip(), self._redaction).text
         if not query:
             raise InvalidRequest("The field query must hold a question.")
-        if context := clean(request.context).strip():
+        if context := redact(clean(request.context).strip(), self._redaction).text:
             query = f"{query}\n\nAdditional context: {context}"
         deadline_s = self._deadline_s
         if request.timeout_ms:

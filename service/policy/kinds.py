@@ -106,6 +106,12 @@ def importance_of(metadata: Mapping[str, str], tags: Sequence[str] = ()) -> floa
     return as_importance(written)
 
 
+def importance_of_sources(tags: Iterable[Sequence[str]]) -> float | None:
+    """The highest importance among the tags of facts from which a memory was made; None without any."""
+    found = (importance_of({}, of_one) for of_one in tags)
+    return max((value for value in found if value is not None), default=None)
+
+
 _WORDS: Final = {
     "critical": 0.9, "very high": 0.9, "high": 0.8, "medium": 0.5, "moderate": 0.5, "mid": 0.5,
     "normal": 0.5, "low": 0.2, "none": 0.0, "很高": 0.9, "高": 0.8, "中": 0.5, "低": 0.2,

@@ -1,6 +1,7 @@
 """`/health/*` and `/metrics`: what operators and their machines look at."""
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import APIRouter
@@ -17,6 +18,8 @@ router = APIRouter(tags=["operation"])
 _CHECK_TIMEOUT_S = 2.0
 # A bank that was due this long ago: no worker takes work, whatever their heartbeats say.
 _OVERDUE_S = 120.0
+# A batch on its way for this long: Hindsight never ends its operation, or refuses our key.
+_STUCK_S = 1800.0
 
 
 @router.get("/health/live", operation_id="health_live", summary="The process answers")
@@ -32,7 +35,7 @@ async def ready(request: Request) -> Response:
     parts: dict[str, dict[str, Any]] = {"turns_log": log, "hindsight": hindsight}
     if not log["ok"]:
         status = "down"
-    elif hindsight["ok"] and log["worker"] and log["overdue_s"] < _OVERDUE_S and not log["dead_letters"]:
+    elif hindsight["ok"] and _moves(log):
         status = "ok"
     else:
         status = "degraded"
@@ -47,6 +50,12 @@ async def metrics(request: Request) -> Response:
     return Response(generate_latest(services_of(request).metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
 
+def _moves(log: Mapping[str, Any]) -> bool:
+    """Whether turns get from the log to Hindsight."""
+    is_stuck = log["overdue_s"] >= _OVERDUE_S or log["oldest_batch_s"] >= _STUCK_S
+    return bool(log["worker"] and not is_stuck and not log["dead_letters"])
+
+
 async def _log_state(request: Request) -> dict[str, Any]:
     try:
         async with asyncio.timeout(_CHECK_TIMEOUT_S):
@@ -58,6 +67,7 @@ async def _log_state(request: Request) -> dict[str, Any]:
         "worker": state.is_worker_alive,
         "waiting_banks": state.waiting_banks,
         "overdue_s": round(state.overdue_s, 1),
+        "oldest_batch_s": round(state.oldest_batch_s, 1),
         "dead_letters": state.dead_letters,
     }
 

@@ -68,9 +68,11 @@ _NOTES: Final = """\
 
 
 def write(found: Mapping[str, float], *, is_quick: bool, folder: Path = _FOLDER) -> None:
-    """Leave both files in `folder`."""
-    ordered = dict(sorted(found.items()))
-    (folder / "results.json").write_text(json.dumps(ordered, indent=2) + "\n", encoding="utf-8")
+    """Leave both files in `folder`; numbers that this run has not measured stay as they were."""
+    path = folder / "results.json"
+    before = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    ordered = dict(sorted({**before, **found}.items()))
+    path.write_text(json.dumps(ordered, indent=2) + "\n", encoding="utf-8")
     (folder / "RESULTS.md").write_text(_page(ordered, is_quick), encoding="utf-8")
 
 

@@ -1,5 +1,7 @@
-"""The story of a user who moves, on the real Hindsight: what is kept, how it is told, and what is gone."""
+"""What is made of turns on the real Hindsight: what is kept, how it is told, what is gone or never there."""
 
+import contextlib
+import json
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,6 +17,7 @@ from tests.support import ServerProcess, free_port, wait_until
 pytestmark = [pytest.mark.anyio, pytest.mark.hindsight]
 
 USER = "zoe"
+ID_NUMBER = "11010519491231002X"
 
 
 @asynccontextmanager
@@ -89,6 +92,59 @@ async def test_the_story_of_a_user_who_moves(tmp_path: Path, mode: str) -> None:
         assert "真热" not in str(found)
         [kept] = [memory for memory in found if "三千" in str(memory["text"])]
         assert kept["kind"] in ("task_state", "preference")
+        assert isinstance(kept["importance"], float), kept
+        assert kept["importance"] >= 0.7
         if mode == "litellm":
             assert kept["text"] == "用户每个月预算三千块找健身房"
-            assert kept["importance"] == 0.9
+
+
+@asynccontextmanager
+async def stack_of(folder: Path, mode: str) -> AsyncIterator[Stack]:
+    """A stack with this mode of extraction; `none` has no language model at all."""
+    if mode == "none":
+        async with running_stack(folder / "data", MEMORY_QUIET_S="0.5") as stack:
+            yield stack
+    else:
+        async with extracting_stack(folder, mode) as stack:
+            yield stack
+
+
+def holders(folder: Path, text: str) -> list[str]:
+    """Files anywhere below `folder` that hold `text` in UTF-8."""
+    needle, found = text.encode(), []
+    for path in folder.rglob("*"):
+        # Servers remove files of theirs while we read.
+        with contextlib.suppress(FileNotFoundError):
+            if path.is_file() and needle in path.read_bytes():
+                found.append(str(path.relative_to(folder)))
+    return found
+
+
+@pytest.mark.parametrize("mode", ["none", "litellm", "hindsight"])
+async def test_an_identity_number_reaches_no_file(tmp_path: Path, mode: str) -> None:
+    said = f"我的身份证号是{ID_NUMBER}，我在杭州做后端"
+    async with stack_of(tmp_path, mode) as stack:
+        state = await add(
+            stack,
+            USER,
+            said,
+            f"好的，{ID_NUMBER} 记下了",
+            conversation_id=f"c-{ID_NUMBER}",
+            turn_id=f"t-{ID_NUMBER}",
+            tags=f"plan-a,{ID_NUMBER}",
+            metadata=json.dumps({"source": f"form {ID_NUMBER}", "id_card": ID_NUMBER}),
+        )
+        assert state["status"] == "done", state
+        found = await memories(stack, f"身份证号 {ID_NUMBER} 的人在哪里做后端？")
+        async with stack.client as client:
+            listed = (await client.post("/memory/list", data={"user_id": USER})).json()
+        for told in (str(found), str(listed["memories"])):
+            assert "杭州" in told
+            assert "[national_id]" in told
+            assert ID_NUMBER[:-1] not in told
+        assert any("[national_id]" in tag for memory in listed["memories"] for tag in memory["tags"])
+        assert holders(tmp_path, ID_NUMBER[:-1]) == []
+    # Stopped, all is on the disk; what was not masked is there, so that the number would be found, too.
+    kept_in = {name.split("/")[1] for name in holders(tmp_path, "杭州做后端") if name.startswith("data/")}
+    assert {"redis", "postgres"} <= kept_in
+    assert holders(tmp_path, ID_NUMBER[:-1]) == []

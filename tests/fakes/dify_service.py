@@ -20,6 +20,7 @@ _LOG: Mapping[str, Any] = {
     "worker": True,
     "waiting_banks": 0,
     "overdue_s": 0.0,
+    "oldest_batch_s": 0.0,
     "dead_letters": 0,
 }
 

@@ -212,6 +212,13 @@ async def test_each_acknowledged_turn_is_stored_once_and_in_order(
                 assert numbers == list(range(TURNS)), (user, conversation)
             most_writes = max(document.writes for document in bank.documents.values())
             assert most_writes == 1 or direct_fallback
+        async with httpx.AsyncClient(base_url=stack.api.url, headers=headers, timeout=30) as client:
+            for user in range(USERS):
+                asked = {"user_id": f"user-{user}", "query": f"{MARKER} c1 turn {user % TURNS:03d}."}
+                wide = {"min_score": "0", "top_k": "50", "max_chars": "1000", "timeout_ms": "10000"}
+                reply = await client.post("/memory/recall", json={**asked, **wide})
+                known = [memory["text"] for memory in reply.json()["memories"]]
+                assert any(f"c1 turn {user % TURNS:03d}." in text for text in known), (user, reply.text)
 
 
 async def texts_in(redis: Redis) -> list[str]:

@@ -15,8 +15,8 @@ __all__ = ["shared"]
 
 # Whoever asks may see these: they know nothing of users.
 OPEN = {"/dify/openapi.json", "/dify/openapi.yaml", "/health/live", "/health/ready", "/metrics"}
-# Refuses in Dify's own form, with 403: see test_dify_knowledge.
-DIFYS_FORM = {"/dify/knowledge/retrieval"}
+# Refuse in the form of others: Dify's, with 403 (see test_dify_knowledge), and OpenAI's (see test_openai).
+OTHER_FORM = {"/dify/knowledge/retrieval", "/v1/chat/completions", "/v1/models"}
 # Asks for a signature instead of a key: see test_hooks.
 SIGNED = {"/hooks/hindsight"}
 # Ask for a personal link instead, and refuse with a page: see test_me_access.
@@ -29,7 +29,7 @@ async def guarded(api: Api) -> list[tuple[str, str]]:
     return [
         (method.upper(), re.sub(r"\{\w+\}", "0" * 32, path))
         for path, methods in paths.items()
-        if path not in OPEN | DIFYS_FORM | SIGNED | PERSONAL
+        if path not in OPEN | OTHER_FORM | SIGNED | PERSONAL
         for method in methods
     ]
 

@@ -34,8 +34,8 @@ def direct(request: pytest.FixtureRequest) -> bool:
 
 
 @pytest.fixture
-async def world(redis_server: RedisServer, direct: bool) -> AsyncIterator[World]:
-    async with chat_world(redis_server, gateway_direct=direct) as made:
+async def world(redis_server: RedisServer) -> AsyncIterator[World]:
+    async with chat_world(redis_server) as made:
         yield made
 
 
@@ -205,7 +205,7 @@ async def test_a_tool_is_called_and_the_whole_turn_is_stored_once(world: World) 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_call_of_a_tool_comes_back_and_is_no_turn_yet(
-    redis_server: RedisServer, stream: bool
+    redis_server: RedisServer, direct: bool, stream: bool
 ) -> None:
     model = ToolModel()
     async with chat_world(redis_server, gateway_direct=direct, model=model.app) as world:

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 from redis.asyncio import Redis
+from service import keyspace
+from service.adapters.turns import TurnsLog
 from service.scope import bank_of
 
 from tests.fakes.hindsight import HindsightStandIn
@@ -153,3 +155,34 @@ async def test_row_14_one_bad_job_fails_alone_and_health_says_so(
         return (await health())["parts"]["turns_log"]["worker"] is False
 
     await wait_until(says_worker_is_dead, "health says that no worker is there", timeout_s=15)
+
+
+async def test_row_14_a_batch_that_hindsight_never_ends_is_seen(
+    api: Api, worker: WorkerProcess, stand_in: HindsightStandIn, user: str
+) -> None:
+    """It is neither due nor dead: only its age tells."""
+    stand_in.hold_operations()
+    job_id = checked(await api.add(user, TEXT), 202)["job_id"]
+
+    async def is_on_its_way() -> bool:
+        return bool((await api.job(job_id))["status"] == "retaining")
+
+    await wait_until(is_on_its_way, "Hindsight has it", timeout_s=20)
+    batch = keyspace.batch(bank_of("default", user))
+    async with TurnsLog.from_settings(api.settings) as log, Redis.from_url(api.settings.redis_url) as redis:
+
+        async def status_after(seconds: int) -> str:
+            """As if the batch had been frozen then."""
+            moment, _ = await redis.time()
+            await redis.hset(batch, "frozen_ms", str((moment - seconds) * 1000))
+            await log.sweep()
+            ready = (await api.stranger.get("/health/ready")).json()
+            assert ready["parts"]["turns_log"]["oldest_batch_s"] >= seconds
+            return str(ready["status"])
+
+        assert await status_after(1700) == "ok"
+        assert await status_after(1900) == "degraded"
+        stand_in.release_operations()
+        assert (await api.job(job_id, wait_s=30))["status"] == "done"
+        await log.sweep()
+        assert (await api.stranger.get("/health/ready")).json()["status"] == "ok"

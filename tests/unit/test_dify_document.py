@@ -141,6 +141,35 @@ def test_the_whole_document_has_a_server() -> None:
     assert "/memory/jobs/{job_id}" in whole["paths"]
 
 
+def test_the_whole_document_is_taken_by_dify_with_every_operation() -> None:
+    text = (_COMMITTED / "full.json").read_text(encoding="utf-8")
+    whole = json.loads(text)
+    tools = {tool.name: tool for tool in parse(text)}
+    operations = {
+        operation["operationId"]: (method.upper(), path, operation)
+        for path, item in whole["paths"].items()
+        for method, operation in item.items()
+    }
+    assert tools.keys() == operations.keys(), "two operations of one name are one tool"
+    for name, (method, path, operation) in operations.items():
+        assert (tools[name].method, tools[name].url) == (method, whole["servers"][0]["url"] + path)
+        # What Dify reads of the parameters is all there is: nothing of a body or a path is lost.
+        names = {parameter.name for parameter in tools[name].parameters}
+        assert {parameter["name"] for parameter in operation.get("parameters", ())} <= names
+        for content in operation.get("requestBody", {}).get("content", {}).values():
+            assert set(content["schema"].get("properties", {})) <= names, name
+        assert tools[name].description, name
+
+
+def test_the_whole_document_has_the_same_fields_as_the_one_for_dify(document: dict[str, Any]) -> None:
+    whole = {tool.url: tool for tool in parse((_COMMITTED / "full.json").read_text(encoding="utf-8"))}
+    server = json.loads((_COMMITTED / "full.json").read_text(encoding="utf-8"))["servers"][0]["url"]
+    for operation, tool in zip(OPERATIONS, parse(json.dumps(document)), strict=True):
+        same = whole[server + operation.path]
+        assert {one.name for one in tool.parameters} == {one.name for one in same.parameters}
+        assert set(tool.required) <= set(same.required)
+
+
 def test_the_command_writes_and_then_finds_drift(tmp_path: Path) -> None:
     options = ["--server-url", "https://m.example.com", "--out", str(tmp_path / "docs")]
     runner = CliRunner()

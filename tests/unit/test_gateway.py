@@ -1,5 +1,6 @@
 """litellm stays out of a process that serves no model, and quiet in one that does."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -41,8 +42,9 @@ print("litellm" in sys.modules, os.environ.get("LITELLM_LOCAL_MODEL_COST_MAP", "
 def test_litellm_is_loaded_for_a_model_alone_and_fetches_no_price_map(
     changes: dict[str, str], expected: str
 ) -> None:
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("LITELLM_", "MEMORY_"))}
     code = _LIVES.replace("CHANGES", repr(changes))
-    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, env=env)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == expected
 

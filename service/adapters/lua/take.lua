@@ -41,7 +41,7 @@ local function freeze(conversation, text)
   end
   if #taken == 0 then return nil end
   redis.call('HSET', KEYS[4], 'id', ARGV[3], 'conversation', conversation, 'attempts', 0, 'tries', 0,
-    'looks', 0, 'round', 0, 'solo', 0, 'processing_ms', 0, 'documents', table.concat(taken, ' '))
+    'looks', 0, 'round', 0, 'solo', 0, 'processing_ms', 0, 'frozen_ms', now, 'documents', table.concat(taken, ' '))
   local turns = {}
   for i = 1, 2 * #taken do turns[i] = waiting[i] end
   for i = 2, #turns, 2 do

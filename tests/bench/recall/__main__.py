@@ -1,11 +1,11 @@
-"""`python -m tests.bench.recall [--data-dir DIR] [--json FILE]`: the retrieval benchmark."""
+"""`python -m tests.bench.recall [--data-dir DIR] [--write]`: the retrieval benchmark."""
 
 import argparse
 import asyncio
-import json
 import sys
 from pathlib import Path
 
+from tests.bench import report
 from tests.bench.recall.run import run
 
 
@@ -15,7 +15,7 @@ def main() -> None:
     parser.add_argument(
         "--data-dir", type=Path, help="of a running stack without a language model, quiet_s 0 [start one]"
     )
-    parser.add_argument("--json", type=Path, help="also write the numbers to this file")
+    parser.add_argument("--write", action="store_true", help="also write the numbers down")
     parser.add_argument("--users", nargs="+", default=(), help="only these users [all]")
     arguments = parser.parse_args()
 
@@ -24,8 +24,8 @@ def main() -> None:
         sys.stdout.flush()
 
     found = asyncio.run(run(arguments.data_dir, tell, arguments.users))
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    if arguments.write:
+        report.write(found, is_quick=False)
 
 
 main()
