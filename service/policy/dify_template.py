@@ -53,7 +53,8 @@ def render(template: TemplateName, language: Language, base_url: str = DEFAULT_B
         "chatflow-openai": _chatflow_openai,
     }[template](text, base_url.rstrip("/"))
     body = yaml.dump(flow, Dumper=_Dumper, allow_unicode=True, sort_keys=False, width=110)
-    return f"# {text['file_comment']}\n{body}"
+    comment = text["openai_file_comment" if template == "chatflow-openai" else "file_comment"]
+    return f"# {comment}\n{body}"
 
 
 def _environment(text: Mapping[str, str], base_url: str) -> list[Json]:

@@ -11,6 +11,7 @@ Language = Literal["en", "zh"]
 
 _EN: Final[Mapping[str, str]] = {
     "file_comment": "For Dify 1.13 and newer: import, set MEMORY_URL and MEMORY_API_KEY, choose your model.",
+    "openai_file_comment": "For Dify 1.13 and newer: add the model `memory` to Dify first, then import.",
     "env_url": "URL of the memory service as Dify's containers reach it, without a slash at the end",
     "env_key": "API key of the memory service. Empty means: the chat works, but remembers nothing",
     "model_provider": "langgenius/openai/openai",
@@ -117,6 +118,7 @@ _EN: Final[Mapping[str, str]] = {
 
 _ZH: Final[Mapping[str, str]] = {
     "file_comment": "适用于 Dify 1.13 及以上：导入后填写 MEMORY_URL 和 MEMORY_API_KEY，并选择你的模型。",
+    "openai_file_comment": "适用于 Dify 1.13 及以上：先在 Dify 中添加名为 memory 的模型，再导入。",
     "env_url": "Dify 容器访问记忆服务的地址，末尾不要斜杠",
     "env_key": "记忆服务的 API Key。留空时对话照常，但什么都记不住",
     "model_provider": "langgenius/tongyi/tongyi",

@@ -227,8 +227,13 @@ async def chat(watch: Watch, text: str) -> list[httpx.Response]:
 
 async def chat_options(watch: Watch, text: str) -> list[httpx.Response]:
     asked = f"{text} What is the parrot called?"
-    named = {"query": asked, "conversation_id": text, "turn_id": text, "metadata": {"note": text}}
-    options: list[dict[str, object]] = [
+    named: dict[str, Any] = {
+        "query": asked,
+        "conversation_id": text,
+        "turn_id": text,
+        "metadata": {"note": text},
+    }
+    options: list[dict[str, Any]] = [
         named,
         {"injection_mode": "user", "tags": text, "kinds": text},
         {"mode": "reflect", "query": asked, "context": text},
