@@ -29,7 +29,7 @@ in one place.
 | `mem:write:{B}` | string | write epoch of bank B: changes when a turn is accepted or stored | yes |
 | `mem:purge:{B}` | string | purge epoch of bank B: changes when something is forgotten | yes |
 | `mem:recall:{B}:Q` | string | the answer to question Q, with the epochs it was computed under | yes |
-| `mem:answers:{B}` | set | the keys of the bank's cached answers | yes |
+| `mem:answers:{B}` | zset | the keys of the bank's cached answers | yes |
 | `mem:lease:{B}:Q` | string | somebody is computing that answer | yes |
 | `mem:retention` | hash | how far today's round of deleting what is too old has got | yes |
 | `mem:retention-banks` | hash | bank → where to go on in it | yes |

@@ -126,3 +126,14 @@ def turn_digest(*parts: str) -> str:
 def operation_of(batch_id: str, *parts: str) -> OperationId:
     """The id under which Hindsight knows the storing of one batch (or one part of it)."""
     return OperationId(str(uuid.uuid5(_OPERATIONS, "/".join((batch_id, *parts)))))
+
+
+_RESERVED_TAG = re.compile(r"[ct]-[0-9a-f]{48}|(?:memory_type|importance):.*", re.IGNORECASE | re.DOTALL)
+
+
+def is_reserved_tag(tag: str) -> bool:
+    """Whether a tag has a form that only the service gives: of a conversation, a turn, a kind, an importance.
+
+    A caller who could set one would put a turn into another conversation, or pass it off as vetted.
+    """
+    return bool(_RESERVED_TAG.fullmatch(tag.strip()))

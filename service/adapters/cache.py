@@ -52,14 +52,16 @@ if redis.call('GET', KEYS[1]) == ARGV[1] then
 else
   redis.call('SET', KEYS[3], ARGV[3], 'EX', ARGV[4], 'NX')
 end
-redis.call('SADD', KEYS[4], KEYS[3])
-redis.call('EXPIRE', KEYS[4], ARGV[4])
+local now = redis.call('TIME')[1]
+redis.call('ZREMRANGEBYSCORE', KEYS[4], '-inf', now)
+redis.call('ZADD', KEYS[4], 'GT', now + ARGV[4], KEYS[3])
+if redis.call('TTL', KEYS[4]) < tonumber(ARGV[4]) then redis.call('EXPIRE', KEYS[4], ARGV[4]) end
 return 1
 """
 # The answers are worthless without their epoch; their words need not lie around either.
 _CLEAR = b"""
 local cleared = 0
-for _, key in ipairs(redis.call('SMEMBERS', KEYS[1])) do cleared = cleared + redis.call('DEL', key) end
+for _, key in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do cleared = cleared + redis.call('DEL', key) end
 redis.call('DEL', KEYS[1])
 return cleared
 """

@@ -9,13 +9,14 @@ import hashlib
 import hmac
 import json
 import logging
+import re
 import secrets
 import string
 from collections.abc import AsyncIterator, Awaitable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from types import TracebackType
-from typing import Literal, Self, cast
+from typing import Any, Literal, Self, cast
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
@@ -29,6 +30,8 @@ Scope = Literal["recall", "add", "review", "forget", "chat", "admin"]
 ALL_SCOPES: frozenset[Scope] = frozenset({"recall", "add", "review", "forget", "chat", "admin"})
 Identity = Literal["trusted", "signed", "bound"]
 _IDENTITIES = frozenset({"trusted", "signed", "bound"})
+# What a key may at most be allowed in a minute.
+MAX_RATE_PER_MINUTE = 10_000_000
 
 _log = logging.getLogger(__name__)
 
@@ -40,6 +43,9 @@ _ID_CHARS = 10
 _SECRET_CHARS = 43
 # Fields of the hash beside the records: "<id>:expires", "<id>:revoked" and this one, which changes with it.
 _VERSION = "version"
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+# The first second of the year 10000: no later time can be written as ISO 8601.
+_END_OF_TIME_S = 253_402_300_800
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,27 +180,66 @@ def _rendered(record: KeyRecord) -> str:
     return json.dumps(known | {"created_s": record.created_s}, ensure_ascii=False)
 
 
-def _check_identity(identity: str, bank: str | None) -> None:
-    """A record must never be read as something wider than it says."""
-    if identity not in _IDENTITIES or (identity == "bound") != bool(bank):
-        raise ValueError("no identity that this version knows")
-
-
 def _record(key_id: str, text: str, fields: dict[str, str]) -> KeyRecord | None:
     try:
-        data = json.loads(text)
-        grant = data.pop("grant")
-        grant["scopes"] = tuple(grant["scopes"])
-        _check_identity(grant["identity"], grant["bank"])
-        expires, revoked = fields.get(f"{key_id}:expires"), fields.get(f"{key_id}:revoked")
-        return KeyRecord(
-            key_id=key_id,
-            grant=Grant(**grant),
-            expires_s=None if expires is None else int(expires),
-            revoked_s=None if revoked is None else int(revoked),
-            **data,
-        )
-    except (ValueError, TypeError, KeyError, AttributeError):
+        return _read(key_id, text, fields)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         # Of another version, or not written by us: no key.
         _log.warning("key_record_unreadable")
         return None
+
+
+def _read(key_id: str, text: str, fields: dict[str, str]) -> KeyRecord:
+    """Every field is looked at: what only fails when it is used would fail for all keys."""
+    data = json.loads(text)
+    record = KeyRecord(
+        key_id=key_id,
+        grant=_grant(data.pop("grant")),
+        expires_s=_moment(fields.get(f"{key_id}:expires")),
+        revoked_s=_moment(fields.get(f"{key_id}:revoked")),
+        **data,
+    )
+    _text(record.name)
+    _whole(record.rate_per_minute, MAX_RATE_PER_MINUTE + 1)
+    _whole(record.created_s, _END_OF_TIME_S)
+    if not _DIGEST.fullmatch(record.digest):
+        raise ValueError("no digest")
+    return record
+
+
+def _grant(data: dict[str, Any]) -> Grant:
+    """A record must never be read as something wider than it says: no default stands in for a field."""
+    # Read as a sequence, a text would be one of letters.
+    if not isinstance(data["scopes"], list):
+        raise TypeError("the scopes are no list")
+    grant = Grant(
+        tenant=_text(data["tenant"]),
+        scopes=cast("tuple[Scope, ...]", tuple(map(_text, data["scopes"]))),
+        identity=cast("Identity", _text(data["identity"])),
+        bank=None if data["bank"] is None else BankId(_text(data["bank"])),
+        user_prefix=_text(data["user_prefix"]),
+    )
+    if len(data) != len(asdict(grant)):
+        raise ValueError("a restriction that this version does not know")
+    if grant.identity not in _IDENTITIES or (grant.identity == "bound") != bool(grant.bank):
+        raise ValueError("no identity that this version knows")
+    return grant
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError("no text")
+    value.encode()  # raises for half a character, which no reply could show
+    return value
+
+
+def _whole(value: object, end: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError("no whole number")
+    if not 0 <= value < end:
+        raise ValueError("a number out of range")
+    return value
+
+
+def _moment(text: str | None) -> int | None:
+    return None if text is None else _whole(int(text), _END_OF_TIME_S)

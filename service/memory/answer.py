@@ -72,8 +72,10 @@ class Answer:
     has_recalled: bool = True
 
 
-def question_of(request: RecallRequest, bank: BankId, query: str, default_min_score: float) -> Question:
-    """The question a request asks; `query` is its normalised query."""
+def question_of(
+    request: RecallRequest, bank: BankId, query: str, tags: tuple[str, ...], default_min_score: float
+) -> Question:
+    """The question a request asks; `query` and `tags` are its own, as they are stored."""
     return Question(
         bank=bank,
         query=query,
@@ -84,7 +86,7 @@ def question_of(request: RecallRequest, bank: BankId, query: str, default_min_sc
         min_score=default_min_score if request.min_score < 0 else request.min_score,
         is_strict=request.min_score > 0,
         budget=request.budget,
-        tags=request.tag_list,
+        tags=tags,
         tags_match="all_strict" if request.tags_match == "all" else "any_strict",
         conversation=conversation_of(bank, request.conversation_id) if request.conversation_id else None,
         language=language_of(query) if request.language == "auto" else request.language,

@@ -6,19 +6,21 @@ A line is one memory with all that means something elsewhere, too:
 off shows. `conversation` is a digest that only shows which lines belong together; back in the same
 user's memory it is that conversation again, so that it can be forgotten as one.
 
-An import is an add: each line becomes an accepted turn and takes the same way. Observations are left out
-of it, since they are made of the other lines. A line is known by its digest: a repeated import, or one
-that broke off, stores nothing twice. Lines are read oldest first, whatever their order in the file.
+An import is an add: each line becomes an accepted turn and takes the same way. It takes more of a line than
+an add would, since what was stored may have grown: by our own metadata, and by masks, which are longer than
+what they hide. Observations are left out of it, since they are made of the other lines. A line is known by
+its digest: a repeated import, or one that broke off, stores nothing twice. Lines are read oldest first,
+whatever their order in the file.
 """
 
 import asyncio
 import contextlib
 import json
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TypeGuard
+from typing import Final
 
 from service.adapters.cache import RecallCache
 from service.adapters.hindsight_review import HindsightReview, StoredMemory
@@ -26,16 +28,18 @@ from service.adapters.turns import NewTurn, Turn, TurnsLog
 from service.errors import CacheUnavailable, InvalidRequest, TooLarge
 from service.memory.review import conversation_tag, is_conversation_tag, own_tags, said_at, walk
 from service.policy.content import clean, strip_blocks
-from service.policy.kinds import KIND_TAG, kind_of
+from service.policy.kinds import IMPORTANCE, KIND_TAG, SUBJECT, kind_of
 from service.policy.redaction import RedactionPolicy, redact, redact_all, redact_map
+from service.policy.redaction_types import KINDS
 from service.policy.sentences import split_long
-from service.schemas import MAX_METADATA, MAX_TAG_CHARS, MAX_TAGS, AddRequest
+from service.schemas import MAX_METADATA, MAX_METADATA_CHARS, MAX_TAG_CHARS, MAX_TAGS, AddRequest
 from service.scope import (
     BankId,
     ConversationId,
     JobId,
     conversation_of,
     document_of,
+    is_reserved_tag,
     turn_digest,
 )
 from service.settings import Settings
@@ -43,6 +47,9 @@ from service.settings import Settings
 _DOCUMENT_CHARS = 8_000
 _MAX_LINES = 20_000
 _PAGE = 200
+# The most that redaction can make of one character.
+_GROWTH: Final = max(len(f"[{kind}]") for kind in KINDS)
+_OUR_METADATA: Final = frozenset({IMPORTANCE, SUBJECT})
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,15 +127,18 @@ async def take_in(
     cache: RecallCache,
     settings: Settings,
     redaction: RedactionPolicy,
+    kinds: Collection[str],
 ) -> Imported:
     """Accept the lines of an export, redacted like any add; when this returns they survive any crash.
 
+    A line of none of `kinds` comes in without one, and none with a tag that only the service gives.
     Raises `InvalidRequest` or `TooLarge` naming the first bad line (nothing was accepted then), and what
     `TurnsLog.accept` raises when the log is full or away: the lines before were accepted, and the same
     body may be sent again.
     """
     # In a thread: redacting a whole body takes a while, and recalls have deadlines.
-    lines, skipped = await asyncio.to_thread(_read, body, settings.max_turn_chars, redaction)
+    max_chars = max(settings.max_turn_chars, _GROWTH * _DOCUMENT_CHARS)
+    lines, skipped = await asyncio.to_thread(_read, body, max_chars, redaction, frozenset(kinds))
     lines.sort(key=lambda line: datetime.fromisoformat(line.said_at) if line.said_at else datetime.now(UTC))
     accepted = duplicate = 0
     try:
@@ -169,7 +179,9 @@ async def _accept(line: _Line, *, tenant: str, bank: BankId, log: TurnsLog, sett
     return status
 
 
-def _read(body: bytes, max_chars: int, redaction: RedactionPolicy) -> tuple[list[_Line], int]:
+def _read(
+    body: bytes, max_chars: int, redaction: RedactionPolicy, kinds: frozenset[str]
+) -> tuple[list[_Line], int]:
     raw = body.split(b"\n")
     if len(raw) > _MAX_LINES:
         raise InvalidRequest(f"One import takes at most {_MAX_LINES} lines; send the file in parts.")
@@ -192,7 +204,7 @@ def _read(body: bytes, max_chars: int, redaction: RedactionPolicy) -> tuple[list
         text = fields.get("text")
         if isinstance(text, str) and len(text) > max_chars:
             raise TooLarge(f"Line {number} is too long: a memory may have at most {max_chars} characters.")
-        line = _line(fields, number, redaction)
+        line = _line(fields, number, redaction, kinds)
         if line.text:
             lines.append(line)
         else:
@@ -204,41 +216,62 @@ def _bad_line(number: int, what: str) -> InvalidRequest:
     return InvalidRequest(f"Line {number} {what}; send an export as it was made.")
 
 
-def _line(fields: Mapping[str, object], number: int, redaction: RedactionPolicy) -> _Line:
+def _line(
+    fields: Mapping[str, object], number: int, redaction: RedactionPolicy, kinds: frozenset[str]
+) -> _Line:
     text, conversation, kind = fields.get("text"), fields.get("conversation", ""), fields.get("kind")
-    tags, metadata = fields.get("tags", []), fields.get("metadata", {})
     if not isinstance(text, str) or not isinstance(conversation, str) or not isinstance(kind, str | None):
         raise _bad_line(number, "has a text, kind or conversation that is none")
-    if not _are_short_texts(tags):
-        raise _bad_line(number, "has tags that are no short texts")
-    if not isinstance(metadata, dict) or len(metadata) > MAX_METADATA:
-        raise _bad_line(number, "has metadata that is no object of short texts")
-    # One reader for times and metadata, the one that adds have.
+    # One reader for times, the one that adds have.
     try:
-        checked = AddRequest.read(
-            {"user_id": "-", "timestamp": fields.get("said_at", ""), "metadata": metadata or None}
-        )
-        moment, facts = checked.said_at, checked.metadata_map
+        moment = AddRequest.read({"user_id": "-", "timestamp": fields.get("said_at", "")}).said_at
     except InvalidRequest as exc:
-        raise _bad_line(number, "has a said_at or metadata that is not valid") from exc
-    kept_tags, _ = redact_all((clean(tag) for tag in tags if not is_conversation_tag(tag)), redaction)
-    if kind and not redact(kind, redaction).total:
-        kept_tags = (*kept_tags, KIND_TAG + clean(kind)[:MAX_TAG_CHARS])
-    kept_facts, _ = redact_map({clean(name): clean(value) for name, value in facts.items()}, redaction)
+        raise _bad_line(number, "has a said_at that is not valid") from exc
+    tags = _tags(fields.get("tags", []), number, redaction)
+    metadata = _metadata(fields.get("metadata", {}), number, redaction)
+    if kind in kinds:
+        tags = (*tags, f"{KIND_TAG}{kind}")
     said = redact(strip_blocks(clean(text)), redaction).text.strip()
+    labels = json.dumps([sorted(tags), sorted(metadata.items())])
     return _Line(
         text=said,
         said_at=moment,
-        tags=kept_tags,
-        metadata=kept_facts,
+        tags=tags,
+        metadata=metadata,
         conversation=conversation,
-        digest=turn_digest(said, moment, conversation, *kept_tags),
+        digest=turn_digest(said, moment, conversation, labels),
     )
 
 
-def _are_short_texts(values: object) -> TypeGuard[list[str]]:
-    return (
-        isinstance(values, list)
-        and len(values) <= MAX_TAGS
-        and all(isinstance(value, str) and len(value) <= MAX_TAG_CHARS for value in values)
-    )
+def _tags(given: object, number: int, redaction: RedactionPolicy) -> tuple[str, ...]:
+    """The tags to keep; lengths are those of what is kept, so that its export comes in again."""
+    wrong = _bad_line(number, "has tags that are no short texts")
+    if not isinstance(given, list) or not all(isinstance(tag, str) for tag in given):
+        raise wrong
+    own = [tag for tag in map(clean, given) if not is_reserved_tag(tag)]
+    if len(own) > MAX_TAGS:
+        raise wrong
+    kept, _ = redact_all(own, redaction)
+    if any(len(tag) > _GROWTH * MAX_TAG_CHARS for tag in kept):
+        raise wrong
+    # Once more: what a sentence that is dropped leaves behind may be such a tag.
+    return tuple(tag for tag in kept if not is_reserved_tag(tag))
+
+
+def _metadata(given: object, number: int, redaction: RedactionPolicy) -> dict[str, str]:
+    """The metadata to keep, as text → text; our own entries do not count."""
+    wrong = _bad_line(number, "has metadata that is no object of short texts")
+    if not isinstance(given, dict) or len(given.keys() - _OUR_METADATA) > MAX_METADATA:
+        raise wrong
+    if not all(isinstance(value, str | int | float) for value in given.values()):
+        raise wrong
+    texts = {
+        clean(name): clean(value if isinstance(value, str) else json.dumps(value))
+        for name, value in given.items()
+    }
+    kept, _ = redact_map(texts, redaction)
+    if any(len(name) > MAX_TAG_CHARS for name in kept):
+        raise wrong
+    if any(len(text) > _GROWTH * MAX_METADATA_CHARS for text in kept.values()):
+        raise wrong
+    return kept

@@ -105,6 +105,15 @@ class Report:
         }
 
 
+class _PartialTurn(AddRequest):
+    """A turn whose answer was cut off, which its metadata say."""
+
+    @property
+    def metadata_map(self) -> dict[str, str]:
+        """As given, with a mark of ours, which takes no place of the caller's."""
+        return {**super().metadata_map, "partial": "true"}
+
+
 class Accept(Protocol):
     """`retain.accept` with all that is the same for every turn."""
 
@@ -320,7 +329,8 @@ class Chats:
 
     def _request(self, ask: Ask, answer: Mapping[str, Any], *, is_partial: bool) -> AddRequest:
         options = ask.options
-        request = AddRequest.read(
+        kind = _PartialTurn if is_partial else AddRequest
+        return kind.read(
             {
                 "user_id": "",
                 "messages": turn_of(ask.messages, answer),
@@ -330,10 +340,6 @@ class Chats:
                 "metadata": options.metadata,
             }
         )
-        metadata = request.metadata_map
-        if not is_partial:
-            return request
-        return request.model_copy(update={"metadata": {**metadata, "partial": "true"}})
 
 
 def checked(options: MemoryOptions) -> MemoryOptions:

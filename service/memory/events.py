@@ -85,7 +85,9 @@ class Events:
         bank = BankId(event.bank)
         # Before the event is marked as known: what is done twice does no harm, what is left out might.
         await self._make_old(bank)
-        is_new = await self._turns.wake(bank, hashlib.sha256(event.id.encode()).hexdigest()[:48])
+        # JSON can say half a character, which plain UTF-8 cannot.
+        known_as = hashlib.sha256(event.id.encode("utf-8", "surrogatepass")).hexdigest()[:48]
+        is_new = await self._turns.wake(bank, known_as)
         _log.info("event_seen", extra={"event": event.kind, "is_new": is_new})
         return "seen" if is_new else "known"
 

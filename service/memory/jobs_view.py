@@ -1,4 +1,4 @@
-"""What became of one request's turns, for the tenant whose they are."""
+"""What became of one request's turns, for the tenant, or the one user, whose they are."""
 
 import asyncio
 from datetime import UTC, datetime
@@ -9,7 +9,7 @@ from service.adapters.turns import Job, TurnsLog
 from service.errors import NotFound
 from service.memory.fallback import Fallback
 from service.schemas import JobReply
-from service.scope import JobId
+from service.scope import BankId, JobId
 
 _POLL_S = 0.1
 # Hindsight is asked less often than our own log.
@@ -25,16 +25,20 @@ _STATUSES: dict[OperationStatus, Literal["queued", "retaining", "done", "failed"
 }
 
 
-async def look_up(job_id: str, *, tenant: str, wait_s: float, log: TurnsLog, fallback: Fallback) -> JobReply:
-    """The job as it is once it has ended, or after `wait_s` seconds.
+async def look_up(
+    job_id: str, *, tenant: str, bank: BankId | None, wait_s: float, log: TurnsLog, fallback: Fallback
+) -> JobReply:
+    """The job as it is once it has ended, or after `wait_s` seconds; with `bank`, of that user alone.
 
-    Raises `NotFound` for a job that does not exist (any more) and for another tenant's alike,
+    Raises `NotFound` for a job that does not exist (any more) and for another tenant's or user's alike,
     `Unavailable` when what knows the job is away.
     """
     ends = asyncio.get_running_loop().time() + wait_s
     is_direct = len(job_id) > _MOST_JOB_ID_CHARS
     while True:
-        reply = await (_direct(job_id, tenant, fallback) if is_direct else _logged(job_id, tenant, log))
+        reply = await (
+            _direct(job_id, tenant, bank, fallback) if is_direct else _logged(job_id, tenant, bank, log)
+        )
         if reply is None:
             raise NotFound("There is no such job.")
         if reply.status in _ENDED or asyncio.get_running_loop().time() >= ends:
@@ -42,9 +46,11 @@ async def look_up(job_id: str, *, tenant: str, wait_s: float, log: TurnsLog, fal
         await asyncio.sleep(_DIRECT_POLL_S if is_direct else _POLL_S)
 
 
-async def _logged(job_id: str, tenant: str, log: TurnsLog) -> JobReply | None:
+async def _logged(job_id: str, tenant: str, bank: BankId | None, log: TurnsLog) -> JobReply | None:
     job = await log.job(JobId(job_id)) if job_id.isalnum() else None
-    return _reply_of(job) if job is not None and job.tenant == tenant else None
+    if job is None or job.tenant != tenant or bank not in (None, job.bank):
+        return None
+    return _reply_of(job)
 
 
 def _reply_of(job: Job) -> JobReply:
@@ -58,7 +64,10 @@ def _reply_of(job: Job) -> JobReply:
     )
 
 
-async def _direct(job_id: str, tenant: str, fallback: Fallback) -> JobReply | None:
+async def _direct(job_id: str, tenant: str, bank: BankId | None, fallback: Fallback) -> JobReply | None:
+    # A ticket begins with its bank, and its seal covers that.
+    if bank is not None and not job_id.startswith(f"direct{bank.removeprefix('u-')}"):
+        return None
     state = await fallback.look_up(job_id, tenant)
     return _direct_reply(job_id, state) if state is not None else None
 

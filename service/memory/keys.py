@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
@@ -10,11 +11,23 @@ from typing import Annotated, Any, Protocol, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from service.adapters.keys import ALL_SCOPES, Grant, Identity, KeyRecord, KeyStore, Scope, digest_of, new_key
+from service.adapters.keys import (
+    ALL_SCOPES,
+    MAX_RATE_PER_MINUTE,
+    Grant,
+    Identity,
+    KeyRecord,
+    KeyStore,
+    Scope,
+    digest_of,
+    new_key,
+)
 from service.adapters.user_tokens import MAX_TTL_S
 from service.errors import InvalidRequest, KeysUnavailable, NotFound
 from service.scope import BankId, bank_of, checked_user_id
 from service.settings import Settings
+
+_log = logging.getLogger(__name__)
 
 # A key that was ended is gone for all processes after this and the time one look takes.
 REFRESH_EVERY_S = 2.0
@@ -75,7 +88,7 @@ class NewKey(_Ask):
         "", max_length=256, description="Only for trusted: user ids have to begin with this."
     )
     rate_per_minute: int = Field(
-        0, ge=0, le=10_000_000, description="Most requests a minute; 0: MEMORY_KEY_RATE_LIMIT."
+        0, ge=0, le=MAX_RATE_PER_MINUTE, description="Most requests a minute; 0: MEMORY_KEY_RATE_LIMIT."
     )
     expires_in_s: int | None = Field(
         None, ge=1, le=_TEN_YEARS_S, description="Seconds until it ends; never, if left out."
@@ -275,7 +288,8 @@ class KeyWatch:
     """Keeps a ring up to date with the keys in Redis, as an async context manager.
 
     On entry the ring knows all keys, if Redis answers; after that whatever changes is known within
-    seconds. While Redis is away the keys known last stay good until they end.
+    seconds. While Redis is away the keys known last stay good until they end. Whatever goes wrong, the
+    looks go on: else a key that is ended would stay good for as long as the process lives.
     """
 
     def __init__(self, store: KeyStore, ring: Ring, *, every_s: float = REFRESH_EVERY_S) -> None:
@@ -314,8 +328,11 @@ class KeyWatch:
     async def _look_for_ever(self) -> None:
         while True:
             await asyncio.sleep(self._every_s)
-            with contextlib.suppress(KeysUnavailable):
-                await self.refresh()
+            try:
+                with contextlib.suppress(KeysUnavailable):
+                    await self.refresh()
+            except Exception:  # noqa: BLE001 - the outermost edge: logged without text; the next look tries again
+                _log.error("key_look_failed", exc_info=True)
 
 
 def described(record: KeyRecord) -> dict[str, Any]:

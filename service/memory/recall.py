@@ -37,7 +37,7 @@ from service.memory.flights import Flights
 from service.metrics import Metrics
 from service.policy.content import clean
 from service.policy.ranking import has_word, keep_tail
-from service.policy.redaction import RedactionPolicy, redact
+from service.policy.redaction import RedactionPolicy, redact, redact_all
 from service.schemas import RecallRequest
 from service.scope import BankId
 from service.settings import Settings
@@ -199,10 +199,11 @@ class Recaller:
     ) -> Reply:
         # Hindsight may trace what it is asked; and memories hold `[phone]`, never the number.
         query = redact(normalised(request.query), self._redaction).text
+        tags, _ = redact_all(map(clean, request.tag_list), self._redaction)
         as_text = asked.as_text
         ask = _Ask(
             request,
-            question_of(request, bank, query, self._settings.min_score),
+            question_of(request, bank, query, tags, self._settings.min_score),
             asked.key,
             self._key(request, bank, normalised(request.query), "json") if as_text else asked.key,
             epochs,

@@ -39,7 +39,7 @@ from service.policy.content import (
 )
 from service.policy.redaction import RedactionPolicy, redact_all, redact_map, redact_messages
 from service.schemas import AddRequest
-from service.scope import BankId, JobId, conversation_of, document_of, turn_digest
+from service.scope import BankId, JobId, conversation_of, document_of, is_reserved_tag, turn_digest
 from service.settings import Settings
 
 _log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ _log = logging.getLogger(__name__)
 # One document; Hindsight cuts longer ones into chunks where it likes, we cut at sentences.
 _DOCUMENT_CHARS = 8_000
 # Redacting this much takes some milliseconds at most.
-_INLINE_CHARS = 5_000
+_INLINE_CHARS = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,8 @@ async def accept(
         return Accepted("skipped", "", 0, skipped, redacted, False)
     if redacted:
         messages, spoken = kept, split_turns(kept)
-    tags, in_tags = redact_all(filter(None, map(clean, request.tag_list)), redaction)
+    own = [tag for tag in map(clean, request.tag_list) if tag and not is_reserved_tag(tag)]
+    tags, in_tags = redact_all(own, redaction)
     given = {clean(name): clean(text) for name, text in request.metadata_map.items()}
     metadata, in_metadata = redact_map(given, redaction)
     redacted += in_tags + in_metadata

@@ -24,14 +24,12 @@ from service.adapters.hindsight_review import HindsightReview, StoredMemory
 from service.adapters.turns import Turn, TurnsLog
 from service.errors import CacheUnavailable, InvalidRequest, NotFound, NotStoredYet, Unavailable
 from service.policy.content import clean, strip_blocks
-from service.policy.kinds import IMPORTANCE_TAG, KIND_TAG, importance_of, kind_of
+from service.policy.kinds import KIND_TAG, importance_of, kind_of
 from service.policy.redaction import RedactionPolicy, redact
 from service.schemas_review import CorrectRequest, ListedMemory, ListRequest, PendingMemory
-from service.scope import BankId, DocumentId
+from service.scope import BankId, DocumentId, is_reserved_tag
 
 _CONVERSATION_TAG = re.compile(r"c-[0-9a-f]{48}")
-# What was extracted from a turn names it (see `memory/extract`).
-_TURN_TAG = re.compile(r"t-[0-9a-f]{48}")
 _PAGE = 100
 # A search that finds little must not read a whole bank in one request; the cursor says where to go on.
 _MOST_PAGES = 20
@@ -88,27 +86,34 @@ async def walk(
     tags: Sequence[str] = (),
     page: int = _PAGE,
 ) -> AsyncIterator[list[StoredMemory]]:
-    """All memories behind a position, newest first, page by page; only one page is held."""
+    """All memories behind a position, newest first, page by page (of at least 2); only one page is held."""
+    # How many memories of the position's moment stand before the next page. Each page begins with one that
+    # was seen, so that a removal, which moves up all that follow, shows.
+    offset = 0
     while True:
-        rows: list[StoredMemory] = []
-        offset = 0
-        while True:
-            found = await review.memories(
-                bank,
-                before=after.said_at + _TICK if after else None,
-                query=query,
-                tags=tags,
-                limit=page,
-                offset=offset,
-            )
-            rows = [row for row in found if after is None or _is_behind(row, after)]
-            if rows or len(found) < page:
-                break
-            offset += len(found)  # more memories of one moment than a page holds
-        if not rows:
+        found = await review.memories(
+            bank,
+            before=after.said_at + _TICK if after else None,
+            query=query,
+            tags=tags,
+            limit=page,
+            offset=offset,
+        )
+        if after and offset and not (found and not _is_behind(found[0], after)):
+            offset = 0
+            continue
+        rows = [row for row in found if after is None or _is_behind(row, after)]
+        if rows:
+            yield rows
+        if len(found) < page:
             return
-        yield rows
-        after = position_of(rows[-1])
+        last = position_of(found[-1])
+        if rows and (after is None or last.said_at != after.said_at):
+            offset = sum(row.said_at == last.said_at for row in found) - 1
+        else:
+            offset += len(found) - 1
+        if rows:
+            after = last
 
 
 def position_of(memory: StoredMemory) -> Position:
@@ -135,8 +140,15 @@ async def superseded_facts(review: HindsightReview, bank: BankId) -> frozenset[s
     return frozenset(found)
 
 
-async def list_page(request: ListRequest, bank: BankId, *, review: HindsightReview, log: TurnsLog) -> Page:
-    """The page a request asks for.
+async def list_page(
+    request: ListRequest,
+    bank: BankId,
+    *,
+    review: HindsightReview,
+    log: TurnsLog,
+    redaction: RedactionPolicy,
+) -> Page:
+    """The page a request asks for; its query is redacted, like the texts it is looked for in.
 
     Accepted turns that wait to be stored are on the first page, the newest `limit` of them, unless kinds
     are asked for (they have none yet). Raises `InvalidRequest` for a cursor that is not ours,
@@ -145,7 +157,7 @@ async def list_page(request: ListRequest, bank: BankId, *, review: HindsightRevi
     """
     after = Position.decode(request.cursor) if request.cursor else None
     kinds = request.kind_list
-    query = clean(request.query).strip()
+    query = redact(clean(request.query), redaction.for_questions).text.strip()
     # The log first: a turn that is being stored meanwhile is then seen twice, not missed.
     turns = [] if after or kinds else await log.pending(bank)
     hidden = frozenset() if request.include_superseded else await superseded_facts(review, bank)
@@ -222,13 +234,7 @@ def is_conversation_tag(tag: str) -> bool:
 
 def own_tags(tags: Sequence[str]) -> tuple[str, ...]:
     """The tags that came with the memory, without those that we or an extraction have added."""
-    return tuple(
-        tag
-        for tag in tags
-        if not tag.startswith((KIND_TAG, IMPORTANCE_TAG))
-        and not is_conversation_tag(tag)
-        and not _TURN_TAG.fullmatch(tag)
-    )
+    return tuple(tag for tag in tags if not is_reserved_tag(tag))
 
 
 async def correct(

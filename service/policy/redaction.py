@@ -144,14 +144,17 @@ def redact_messages(messages: Sequence[Message], policy: RedactionPolicy) -> tup
 
 def redact_map(texts: Mapping[str, str], policy: RedactionPolicy) -> tuple[dict[str, str], int]:
     """The same for metadata: values are redacted, with their name as the label in front of them
-    (`{"phone": "2025550143"}`); names stay. Entries whose value is dropped are left out.
+    (`{"phone": "2025550143"}`), and names are redacted as well. Entries whose value or name is dropped are
+    left out; of several that end up under one name the last one stays.
 
     Returns the new map and how many findings there were.
     """
     kept: dict[str, str] = {}
     total = 0
     for name, value in texts.items():
-        head = f"{_MASK.sub('', name)}: "
+        named = redact(name, policy)
+        total += named.total
+        head = f"{_MASK.sub('', named.text)}: "
         done = redact(head + value, policy)
         if done.total and done.text.startswith(head):
             total += done.total
@@ -162,8 +165,8 @@ def redact_map(texts: Mapping[str, str], policy: RedactionPolicy) -> tuple[dict[
             text = done.text
         else:
             text = value
-        if text or not value:
-            kept[name] = text
+        if (text or not value) and (named.text or not name):
+            kept[named.text] = text
     return kept, total
 
 

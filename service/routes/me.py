@@ -91,6 +91,7 @@ async def show(request: Request) -> Response:
             visit.bank,
             review=services.review,
             log=services.turns,
+            redaction=services.redaction,
         )
         shown = Shown(
             view=view,

@@ -54,7 +54,9 @@ async def list_memories(request: Request) -> Response:
     caller.require("review")
     body = ListRequest.read(await _payload(request, services))
     bank = _bank(services, caller, request, body.user_id)
-    page = await review.list_page(body, bank, review=services.review, log=services.turns)
+    page = await review.list_page(
+        body, bank, review=services.review, log=services.turns, redaction=services.redaction
+    )
     reply = ListReply(
         memories=list(page.memories),
         pending=list(page.pending),
@@ -149,6 +151,7 @@ async def import_(request: Request) -> Response:
         cache=services.cache,
         settings=services.settings,
         redaction=services.redaction,
+        kinds=[kind.name for kind in services.me.kinds],
     )
     reply = ImportReply(
         accepted=taken.accepted,

@@ -137,6 +137,11 @@ async def job(
     caller.require("add")
     services = services_of(request)
     found = await jobs_view.look_up(
-        job_id, tenant=caller.tenant, wait_s=wait_s, log=services.turns, fallback=services.fallback
+        job_id,
+        tenant=caller.tenant,
+        bank=caller.bank,
+        wait_s=wait_s,
+        log=services.turns,
+        fallback=services.fallback,
     )
     return JsonReply(found.model_dump(), headers=NO_STORE)

@@ -14,6 +14,7 @@ from typing import Literal, get_args
 import httpx
 import pytest
 from service.errors import HindsightUnavailable, TurnsLogUnavailable
+from service.settings import Settings
 
 from tests.fakes.hindsight import HindsightStandIn
 from tests.integration.conftest import Api, run_api, settings_for
@@ -129,9 +130,10 @@ async def opened(folder: Path, redis: Redis, hindsight: Hindsight) -> AsyncItera
     """A cell of the matrix, whose breaker has seen nothing."""
     async with valkey(folder / "redis") as server, HindsightStandIn() as stand_in:
         url = f"http://127.0.0.1:{free_port()}" if hindsight == "absent" else stand_in.url
-        settings = settings_for(
-            server.url, url, min_score=0, recall_deadline_ms=DEADLINE_MS, recall_deadline_max_ms=MAX_MS
-        )
+        limits = {"recall_deadline_ms": DEADLINE_MS, "recall_deadline_max_ms": MAX_MS}
+        # As it ships; other tests are more patient.
+        limits["cache_patience_ms"] = Settings.model_fields["cache_patience_ms"].default
+        settings = settings_for(server.url, url, min_score=0, **limits)
         async with run_api(settings) as api:
             yield Cell(api, server, stand_in, redis, hindsight)
 

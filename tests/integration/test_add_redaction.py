@@ -44,6 +44,29 @@ async def everything_in(redis: Redis) -> bytes:
     return found
 
 
+async def test_names_of_metadata_and_tags_that_are_asked_for(
+    api: Api, redis: Redis, stand_in: HindsightStandIn, user: str
+) -> None:
+    turn = {"user_message": "I like green tea.", "tags": PHONE, "metadata": json.dumps({PHONE: "mine"})}
+    reply = await api.client.post("/memory/add", json={"user_id": user, **turn})
+    assert reply.json()["redacted"] == 2
+    assert PHONE.encode() not in await everything_in(redis)
+    found = await api.recall(user, "Which tea do I like?", tags=PHONE)
+    (asked,) = stand_in.requests_for("recall")
+    assert PHONE not in json.dumps(asked.body)
+    assert found.json()["count"] == 1
+
+
+async def test_reserved_tags_are_not_taken(api: Api, redis: Redis, user: str) -> None:
+    """Else a caller could pass a turn off as vetted, or put it into another conversation."""
+    reserved = ["memory_type:preference", "Importance:1.0", "c-" + "0" * 48, "t-" + "a" * 48]
+    turn = {"user_id": user, "user_message": "I like green tea.", "tags": ",".join([*reserved, "c-major"])}
+    assert (await api.client.post("/memory/add", json=turn)).status_code == 202
+    (turns,) = [key async for key in redis.scan_iter("mem:turns:*")]
+    (value,) = await redis.hvals(turns.decode())  # type: ignore[misc]
+    assert json.loads(value.split(b"\n", 4)[4])["tags"] == ["c-major"]
+
+
 @pytest.mark.parametrize("form", ["json", "form", "messages"])
 async def test_an_added_turn(
     api: Api,

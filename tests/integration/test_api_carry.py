@@ -1,6 +1,7 @@
 """`/memory/export` and `/memory/import`: carrying memories away and back."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -8,7 +9,7 @@ import pytest
 from service.scope import bank_of, conversation_of
 
 from tests.fakes.hindsight import HindsightStandIn
-from tests.integration.conftest import Api, Workshop, run_api, settings_for
+from tests.integration.conftest import Api, Workshop, open_workshop, run_api, settings_for
 from tests.support import RedisServer
 
 pytestmark = pytest.mark.anyio
@@ -77,7 +78,7 @@ async def test_many_memories_come_page_by_page(api: Api, stand_in: HindsightStan
     lines = await export(api)
     assert len({line["text"] for line in lines[:-1]}) == 450
     assert lines[-1] == {"type": "end", "memories": 450, "pending": 0}
-    assert [request.query.count("limit=200") for request in stand_in.requests_for("memories")] == [1] * 4
+    assert [request.query.count("limit=200") for request in stand_in.requests_for("memories")] == [1] * 3
 
 
 async def test_a_client_sees_that_an_export_broke_off(api: Api, stand_in: HindsightStandIn) -> None:
@@ -189,6 +190,144 @@ async def test_an_import_is_redacted_like_an_add(api: Api, stand_in: HindsightSt
     assert (await take_in(api, [line, pending])).json()["duplicate"] >= 1
 
 
+async def test_an_export_with_as_much_metadata_as_there_can_be_comes_in_again(
+    api: Api, stand_in: HindsightStandIn, workshop: Workshop
+) -> None:
+    own = {f"name {number}": "v" for number in range(20)}
+    metadata = {**own, "importance": "0.80", "subject": "user"}
+    tags = ["memory_type:preference", conversation_of(ANNE, "talk")]
+    stand_in.add_memory(ANNE, "Anne keeps bees.", tags=tags, metadata=metadata)
+    lines = await export(api)
+    stand_in.store.delete_bank(ANNE)
+    reply = await take_in(api, lines)
+    assert reply.status_code == 202, reply.text
+    await workshop.work()
+    assert await export(api) == lines
+
+
+async def test_what_redaction_made_longer_comes_in_again(api: Api, workshop: Workshop) -> None:
+    spoken = "password: a1, password: b2, password: c3"
+    added = await api.add(
+        "anne",
+        "I keep bees.",
+        tags="a@b.cc " * 9 + ", bees",
+        metadata=json.dumps({"mails": "a@b.cc " * 70, "words": spoken}),
+    )
+    assert added.status_code == 202, added.text
+    lines = await export(api)
+    assert len(lines[0]["tags"][0]) > 64
+    assert len(lines[0]["metadata"]["mails"]) > 500
+    assert (await take_in(api, lines)).status_code == 202
+    await workshop.work()
+    first, second, _ = await export(api)
+    assert (first["tags"], first["metadata"]) == (lines[0]["tags"], lines[0]["metadata"])
+    assert (second["tags"], second["metadata"]) == (lines[0]["tags"], lines[0]["metadata"])
+
+
+async def test_a_long_memory_comes_in_again_where_turns_must_be_short(
+    stand_in: HindsightStandIn, redis_server: RedisServer
+) -> None:
+    await redis_server.command("FLUSHALL")
+    stand_in.add_memory(ANNE, "bees " * 1000)
+    async with run_api(settings_for(redis_server.url, stand_in.url, max_turn_chars=100)) as api:
+        assert (await take_in(api, await export(api))).json()["accepted"] == 1
+
+
+async def test_memories_that_differ_in_tags_or_metadata_alone_are_all_kept(
+    api: Api, stand_in: HindsightStandIn, workshop: Workshop
+) -> None:
+    line = {"type": "memory", "text": "Anne ran.", "said_at": "2026-01-02T00:00:00+00:00"}
+    others: list[dict[str, Any]] = [
+        {"metadata": {"source": "a"}},
+        {"metadata": {"source": "b"}},
+        {"metadata": {"source": "b", "x": "y"}},
+        {"tags": ["source", "b"]},
+        {"tags": ["source"]},
+        {"kind": "preference"},
+        {},
+    ]
+    lines: list[dict[str, Any]] = [{**line, **other} for other in others]
+    assert (await take_in(api, lines)).json()["accepted"] == len(lines)
+    # The order of names and tags says nothing.
+    again: list[dict[str, Any]] = [
+        {**line, "metadata": {"x": "y", "source": "b"}},
+        {**line, "tags": ["b", "source"]},
+    ]
+    assert (await take_in(api, again)).json()["duplicate"] == 2
+    await workshop.work()
+    assert len(stand_in.banks[ANNE].memories) == len(lines)
+
+
+async def test_tags_that_are_not_taken_do_not_count(api: Api) -> None:
+    tags = ["importance:1", *(f"tag {number}" for number in range(20)), f"t-{'b' * 48}"]
+    assert (await take_in(api, [{"type": "memory", "text": "Anne ran.", "tags": tags}])).status_code == 202
+    assert len((await export(api))[0]["tags"]) == 20
+
+
+async def test_tags_that_only_the_service_gives_are_not_taken_from_a_line(
+    api: Api, stand_in: HindsightStandIn, workshop: Workshop
+) -> None:
+    forged = [
+        f"c-{'a' * 48}",
+        f"t-{'b' * 48}",
+        "memory_type:user_profile",
+        "importance:1",
+        "Importance:\u00001",
+    ]
+    line = {
+        "type": "memory",
+        "text": "Anne ran.",
+        "tags": [*forged, " memory_type:x", "sport"],
+        "metadata": {},
+    }
+    assert (await take_in(api, [line])).json()["accepted"] == 1
+    await workshop.work()
+    (memory,) = stand_in.banks[ANNE].memories.values()
+    assert memory.tags == ["sport", conversation_of(ANNE, "")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "tags"),
+    [
+        ("preference", ["memory_type:preference"]),
+        ("gossip", []),
+        ("Preference", []),
+        ("", []),
+        ("preference ", []),
+        (f"x{'y' * 100}", []),
+    ],
+)
+async def test_a_kind_is_taken_only_if_the_policy_has_it(
+    api: Api, stand_in: HindsightStandIn, workshop: Workshop, kind: str, tags: list[str]
+) -> None:
+    line = {"type": "memory", "text": "Anne ran.", "kind": kind}
+    assert (await take_in(api, [line])).json()["accepted"] == 1
+    await workshop.work()
+    (memory,) = stand_in.banks[ANNE].memories.values()
+    assert memory.tags == [*tags, conversation_of(ANNE, "")]
+
+
+async def test_kinds_and_redaction_are_those_of_the_policy_file(
+    stand_in: HindsightStandIn, redis_server: RedisServer, tmp_path: Path
+) -> None:
+    await redis_server.command("FLUSHALL")
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("version: 1\ndefault: {kinds: [{name: hobby}], redaction: {email: drop}}\n")
+    settings = settings_for(redis_server.url, stand_in.url, policy_file=policy)
+    # What is left of the tag once its first sentence is dropped is one of those not taken.
+    tags = ["Mail anne@example.com. importance:1", "sport"]
+    lines: list[dict[str, Any]] = [
+        {"type": "memory", "text": "Anne ran.", "kind": kind, "tags": tags}
+        for kind in ("hobby", "preference")
+    ]
+    async with run_api(settings) as api, open_workshop(settings) as workshop:
+        assert (await take_in(api, lines)).json()["accepted"] == 2
+        await workshop.work()
+    kept = sorted(memory.tags for memory in stand_in.banks[ANNE].memories.values())
+    conversation = conversation_of(ANNE, "")
+    assert kept == [["sport", conversation], ["sport", "memory_type:hobby", conversation]]
+
+
 async def test_observations_and_empty_lines_are_left_out(api: Api) -> None:
     reply = await take_in(
         api,
@@ -215,8 +354,13 @@ async def test_observations_and_empty_lines_are_left_out(api: Api) -> None:
         '{"type": "memory", "text": "x", "said_at": 5}',
         '{"type": "memory", "text": "x", "tags": "x"}',
         '{"type": "memory", "text": "x", "tags": [1]}',
-        '{"type": "memory", "text": "x", "tags": ["' + "y" * 100 + '"]}',
+        '{"type": "memory", "text": "x", "tags": ["' + "y" * 1000 + '"]}',
+        json.dumps({"type": "memory", "text": "x", "tags": [f"tag {number}" for number in range(21)]}),
         '{"type": "memory", "text": "x", "metadata": []}',
+        json.dumps({"type": "memory", "text": "x", "metadata": {str(number): "" for number in range(21)}}),
+        json.dumps({"type": "memory", "text": "x", "metadata": {"y" * 65: "1"}}),
+        json.dumps({"type": "memory", "text": "x", "metadata": {"a": "y" * 7000}}),
+        '{"type": "memory", "text": "x", "metadata": {"a": null}}',
         '{"type": "memory", "text": "x", "metadata": {"a": {"b": 1}}}',
         '{"type": "memory", "text": "x", "kind": 1}',
         '{"type": "memory", "text": "x", "conversation": 1}',

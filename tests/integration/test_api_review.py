@@ -14,10 +14,12 @@ from fastapi import FastAPI
 from service.adapters.hindsight_review import HindsightReview
 from service.auth import ALL_SCOPES, Caller, KeyRing, Scope
 from service.errors import InvalidRequest, ServiceError
-from service.memory.review import Position, walk
+from service.memory.review import Position, list_page, walk
+from service.policy.redaction import RedactionPolicy
 from service.problems import on_service_error
 from service.routes import memories
 from service.routes.services import Services
+from service.schemas_review import ListRequest
 from service.scope import BankId, bank_of, conversation_of
 from service.settings import Settings
 
@@ -157,6 +159,73 @@ async def test_more_memories_of_one_moment_than_a_page_holds(
     found = [row.id async for rows in walk(HindsightReview(workshop.hindsight), ANNE, page=2) for row in rows]
     assert len(found) == 7
     assert set(found) == ids
+
+
+async def test_many_memories_of_one_moment_are_read_once(
+    stand_in: HindsightStandIn, workshop: Workshop
+) -> None:
+    put(stand_in, "newest", 1)
+    for number in range(500):
+        put(stand_in, f"fact {number}", 0)
+    put(stand_in, "oldest", -1)
+    found = [
+        row.text async for rows in walk(HindsightReview(workshop.hindsight), ANNE, page=20) for row in rows
+    ]
+    assert (len(found), len(set(found))) == (502, 502)
+    # Every page begins with the last memory of the page before.
+    assert len(stand_in.requests_for("memories")) <= 502 / 19 + 2
+
+
+async def test_what_is_removed_or_added_at_the_same_moment_meanwhile_hides_nothing(
+    stand_in: HindsightStandIn, workshop: Workshop
+) -> None:
+    ids = sorted(put(stand_in, f"fact {number}", 0) for number in range(12))
+    stored = stand_in.banks[ANNE].memories
+    found: list[str] = []
+    async for rows in walk(HindsightReview(workshop.hindsight), ANNE, page=4):
+        found += [row.id for row in rows]
+        if len(found) == 4:
+            del stored[ids[0]], stored[ids[3]]
+        elif len(found) < 9:
+            put(stand_in, "said meanwhile", 0)
+    assert len(found) == len(set(found))
+    assert set(found) >= set(ids)
+
+
+async def test_a_list_goes_on_inside_a_moment_that_has_more_than_a_page(
+    stand_in: HindsightStandIn, workshop: Workshop
+) -> None:
+    ids = sorted(put(stand_in, f"fact {number}", 0) for number in range(12))
+    older = put(stand_in, "older", -1)
+    pages = walk(HindsightReview(workshop.hindsight), ANNE, after=Position(_NOON, ids[8]), page=3)
+    assert [row.id async for rows in pages for row in rows] == [*ids[9:], older]
+
+
+async def test_a_query_is_redacted_before_hindsight_sees_it(api: Api, stand_in: HindsightStandIn) -> None:
+    await api.add("anne", "My mail is anne@example.com.")
+    put(stand_in, "Anne's mail is [email].", 0)
+    put(stand_in, "Anne keeps bees.", 1)
+    reply = await listed(api, query="anne@example.com", include_superseded="true")
+    assert texts(reply) == ["Anne's mail is [email]."]
+    assert len(reply.json()["pending"]) == 1
+    (request,) = stand_in.requests_for("memories")
+    assert "example.com" not in request.query
+    assert "email" in request.query
+
+
+async def test_a_query_is_masked_where_texts_are_dropped(
+    settings: Settings, stand_in: HindsightStandIn, workshop: Workshop
+) -> None:
+    put(stand_in, "Anne's mail is [email].", 0)
+    put(stand_in, "Anne keeps bees.", 1)
+    page = await list_page(
+        ListRequest.read({"user_id": "anne", "query": "anne@example.com"}),
+        ANNE,
+        review=HindsightReview(workshop.hindsight),
+        log=workshop.log,
+        redaction=RedactionPolicy(email="drop"),
+    )
+    assert [memory.text for memory in page.memories] == ["Anne's mail is [email]."]
 
 
 @pytest.mark.parametrize("cursor", ["x", "!!!", "MjAyNg", "2026", Position(_NOON, "a" * 32).encode() + "A"])

@@ -260,3 +260,42 @@ async def test_a_silent_server_is_given_up_on_in_time(redis_server: RedisServer)
             assert loop.time() - started < 0.3
         finally:
             redis_server.resume()
+
+
+async def test_a_purge_deletes_answers_of_every_age(redis_server: RedisServer) -> None:
+    """One that lives shorter must not take the list of the longer ones along."""
+    bank = a_bank()
+    async with (
+        RecallCache(redis_server.url, patience_s=5, stale_ttl_s=1) as cache,
+        Redis.from_url(redis_server.url) as redis,
+    ):
+        epochs = await cache.epochs(bank, soon())
+        assert await cache.publish(bank, "long", epochs, b"marigold", 600, soon())
+        assert await cache.publish(bank, "short", epochs, b"marigold", 1, soon())
+        name = keyspace.recall(bank, "short")
+
+        async def has_ended() -> bool:
+            return not await redis.exists(name)
+
+        await wait_until(has_ended, "the short one has ended", 10)
+        assert await redis.ttl(keyspace.answers(bank)) > 500
+        assert await cache.note_purge(bank) == 1
+        assert not await redis.exists(keyspace.recall(bank, "long"), keyspace.answers(bank))
+
+
+async def test_the_list_of_answers_does_not_grow_for_ever(redis_server: RedisServer) -> None:
+    bank = a_bank()
+    async with (
+        RecallCache(redis_server.url, patience_s=5, stale_ttl_s=1) as cache,
+        Redis.from_url(redis_server.url) as redis,
+    ):
+        epochs = await cache.epochs(bank, soon())
+        for number in range(20):
+            assert await cache.publish(bank, f"q{number}", epochs, b"x", 1, soon())
+
+        async def have_ended() -> bool:
+            return not await redis.exists(*(keyspace.recall(bank, f"q{number}") for number in range(20)))
+
+        await wait_until(have_ended, "they have ended", 10)
+        await cache.publish(bank, "next", epochs, b"x", 60, soon())
+        assert await redis.zcard(keyspace.answers(bank)) < 20

@@ -4,7 +4,15 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from service.policy.kinds import DEFAULT_KINDS, KeepPolicy, Kind, importance_of, kind_of, kinds_named
+from service.policy.kinds import (
+    DEFAULT_KINDS,
+    KeepPolicy,
+    Kind,
+    importance_of,
+    importance_of_sources,
+    kind_of,
+    kinds_named,
+)
 from service.policy.ranking import Candidate, rank
 
 NOW = datetime(2026, 5, 1, tzinfo=UTC)
@@ -66,6 +74,17 @@ def test_importance_is_read(
     metadata: dict[str, str], tags: tuple[str, ...], importance: float | None
 ) -> None:
     assert importance_of(metadata, tags) == importance
+
+
+def test_a_memory_made_from_facts_matters_as_much_as_the_weightiest_of_them() -> None:
+    facts: tuple[list[str], ...] = (
+        ["importance:0.3"],
+        ["memory_type:preference", "importance:0.9"],
+        ["importance:nonsense"],
+        [],
+    )
+    assert importance_of_sources(facts) == 0.9
+    assert importance_of_sources([[], ["memory_type:preference"]]) is None
 
 
 def test_the_kind_is_a_tag() -> None:
