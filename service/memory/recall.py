@@ -158,7 +158,7 @@ class Recaller:
         given: tuple[RecallRequest, BankId] | None = None
         if asked is None:
             given = read()
-            asked = self._asked_of(*given)
+            asked = self.asked_of(*given)
             if asked is None:
                 as_text = given[0].format == "text"
                 return _reply(encode(nothing(), as_text=as_text), as_text, "no_words", reason="no_words")
@@ -171,7 +171,7 @@ class Recaller:
             return _hit(found.current, asked.as_text)
         return await self._recall_anew(*(given or read()), asked, found.epochs, now + asked.deadline_s, gone)
 
-    def _asked_of(self, request: RecallRequest, bank: BankId) -> Asked | None:
+    def asked_of(self, request: RecallRequest, bank: BankId) -> Asked | None:
         """The request as the cache knows it; None for a query without a word."""
         query = normalised(request.query)
         # Most queries begin with a word; looking for one costs more than looking at the first character.

@@ -30,6 +30,7 @@ async def run(rounds: int, seconds: float) -> dict[str, float]:
     async with contextlib.AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         redis = await stack.enter_async_context(valkey(folder / "redis"))
+        cache = await stack.enter_async_context(valkey(folder / "cache", aof=False))
         hindsight = await stack.enter_async_context(HindsightStandIn())
         port = free_port()
         env = {
@@ -37,6 +38,7 @@ async def run(rounds: int, seconds: float) -> dict[str, float]:
             "MEMORY_API_KEY": KEY,
             "MEMORY_PORT": str(port),
             "MEMORY_REDIS_URL": redis.url,
+            "MEMORY_CACHE_REDIS_URL": cache.url,
             "MEMORY_HINDSIGHT_URL": hindsight.url,
             "MEMORY_MIN_SCORE": "0",
             "MEMORY_CACHE_TTL_S": "3600",
@@ -46,12 +48,12 @@ async def run(rounds: int, seconds: float) -> dict[str, float]:
             server_process(*argv, port=port, env=env, log=folder / "api.log")
         )
         reply = await fill(ours[0], [_USER])
-        await store(redis.url, reply)
+        await store(cache.url, reply)
         (folder / "body.json").write_bytes(reply)
         rungs: dict[str, tuple[str, int]] = {}
         for app, key in (("raw", ""), ("body", ""), ("look_up", _KEY)):
             port = free_port()
-            options = ("--port", str(port), "--body", str(folder / "body.json"), "--redis-url", redis.url)
+            options = ("--port", str(port), "--body", str(folder / "body.json"), "--redis-url", cache.url)
             rungs[app] = await stack.enter_async_context(
                 server_process(
                     "-m", "tests.bench.references", app, *options, "--key", key,

@@ -14,11 +14,15 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
+from typing import cast
 
 import httpx
+from prometheus_client.parser import text_string_to_metric_families
 from redis.asyncio import Redis
-from service import keyspace
-from service.adapters.cache import RecallCache
+from service.app import create_app
+from service.memory.asked import Asked
+from service.routes.services import Services
+from service.schemas import RecallRequest
 from service.scope import bank_of
 from service.settings import Settings
 
@@ -100,27 +104,45 @@ async def fill(url: str, users: Sequence[str]) -> bytes:
     return reply
 
 
-async def copy(redis_url: str, user: str, others: Sequence[str]) -> None:
-    """Give the others the cached answer that `user` has, in the cache's own format."""
-    tenant = Settings.model_fields["tenant"].default
-    redis = Redis.from_url(redis_url)
-    pattern = keyspace.recall(bank_of(tenant, user), "*")
-    (key,) = [key async for key in redis.scan_iter(pattern)]
-    await redis.aclose()
-    question = key.decode().rpartition(":")[2]
-    async with RecallCache(redis_url, patience_s=30, stale_ttl_s=86_400) as cache:
+async def copy(settings: Settings, user: str, others: Sequence[str]) -> None:
+    """Give the others the cached answer that `user` has, in the cache's own format.
+
+    `settings` are the server's: they are part of the names of answers.
+    """
+    app = create_app(settings)
+    async with app.router.lifespan_context(app) as state:
+        services = cast("dict[str, Services]", state)["services"]
+        cache = services.cache
         ends = asyncio.get_running_loop().time() + 600
-        found = await cache.find(bank_of(tenant, user), question, ends)
-        body = found.current
+
+        def asked(name: str) -> Asked:
+            request = RecallRequest.read(json.loads(body_of(name)))
+            found = services.recaller.asked_of(request, bank_of(settings.tenant, name))
+            assert found is not None
+            return found
+
+        body = (await cache.find_at(asked(user).address, ends)).current
         assert body is not None, "The first user has no cached answer."
 
         async def give(other: str) -> None:
-            bank = bank_of(tenant, other)
-            epochs = await cache.epochs(bank, ends)
-            assert await cache.publish(bank, question, epochs, body, 3600, ends)
+            there = asked(other)
+            epochs = await cache.epochs(there.bank, ends)
+            assert await cache.publish(there.bank, there.key, epochs, body, 3600, ends)
 
         for start in range(0, len(others), _COPIES_AT_ONCE):
             await asyncio.gather(*(give(other) for other in others[start : start + _COPIES_AT_ONCE]))
+
+
+async def outcomes(url: str) -> dict[str, float]:
+    """How many recalls have ended in which way."""
+    async with httpx.AsyncClient() as client:
+        text = (await client.get(f"{url}/metrics")).text
+    return {
+        sample.labels["outcome"]: sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == "memory_recalls_total"
+    }
 
 
 async def run(rounds: int, seconds: float, connections: Sequence[int], users: int = 1) -> dict[str, float]:
@@ -129,30 +151,36 @@ async def run(rounds: int, seconds: float, connections: Sequence[int], users: in
     async with contextlib.AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         redis = await stack.enter_async_context(valkey(folder / "redis"))
+        # As in the local stack: accepted turns are on the disk, cached answers in memory alone.
+        cache = await stack.enter_async_context(valkey(folder / "cache", aof=False))
         hindsight = await stack.enter_async_context(HindsightStandIn())
         port = free_port()
-        env = {
-            **os.environ,
+        own = {
             "MEMORY_API_KEY": KEY,
             "MEMORY_PORT": str(port),
             "MEMORY_REDIS_URL": redis.url,
+            "MEMORY_CACHE_REDIS_URL": cache.url,
             "MEMORY_HINDSIGHT_URL": hindsight.url,
             "MEMORY_MIN_SCORE": "0",
             "MEMORY_CACHE_TTL_S": "3600",
         }
+        env = os.environ | own
         ours = await stack.enter_async_context(
             server("-m", "service.cli.main", "serve", port=port, env=env, log=folder / "api.log")
         )
         names = [f"bench-user-{number}" for number in range(users)]
         reply = await fill(ours, names[:1])
         if users > 1:
-            await copy(redis.url, names[0], names[1:])
-        await store(redis.url, reply)
+            given = {name.removeprefix("MEMORY_").lower(): value for name, value in own.items()}
+            # A second writer is patient: nobody waits for it.
+            await copy(Settings.model_validate(given | {"cache_patience_ms": 5000}), names[0], names[1:])
+        before = await outcomes(ours)
+        await store(cache.url, reply)
         (folder / "body.json").write_bytes(reply)
         urls = {"ours": ours}
         for app in ("raw", "fastapi"):
             port = free_port()
-            argv = ("-m", "tests.bench.references", app, "--port", str(port), "--redis-url", redis.url)
+            argv = ("-m", "tests.bench.references", app, "--port", str(port), "--redis-url", cache.url)
             urls[app] = await stack.enter_async_context(
                 server(
                     *argv, "--body", str(folder / "body.json"), "--key", _STORED,
@@ -173,6 +201,10 @@ async def run(rounds: int, seconds: float, connections: Sequence[int], users: in
                     assert not load.failures, f"{name}: {load.failures} failures"
                     loads[name].append(load)
             results |= _summary(loads, many)
+        after = await outcomes(ours)
+        asked = sum(after.values()) - sum(before.values())
+        hits = after["hit"] - before["hit"]
+        assert hits >= 0.999 * asked, f"Only {hits} of {asked} were answered from the cache."
     return results
 
 

@@ -57,7 +57,7 @@ async def run(tell: Callable[[str], None], *, questions: int, bank_counts: Seque
             made = count
             times = [await _ask_direct(direct, user, f"banks {count} {number}") for number in range(20)]
             found[f"recall_direct_ms_p50_banks_{count}"] = round(statistics.median(times), 1)
-            tell(f"{count} banks")
+            tell(f"{count} banks: {found[f'bank_creation_ms_p50_banks_{count}']} ms each")
     return found
 
 
