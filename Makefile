@@ -42,7 +42,7 @@ check: .venv/.dev ## Lint, types, layers; locks and generated files up to date
 	$(BIN)/dify-memory templates --check --strict dify_templates/*.yml
 
 .PHONY: test
-test: .venv/.dev ## Unit, integration and end-to-end tests on the real parts (under 10 minutes)
+test: .venv/.dev ## Unit, integration and end-to-end tests on the real parts (about 11 minutes on 2 cores)
 	$(BIN)/pytest tests/unit tests/integration -n 2 --dist loadfile
 	$(BIN)/pytest tests/e2e -n 2 --dist loadfile
 
