@@ -34,7 +34,7 @@ async def _parts(is_quick: bool) -> AsyncIterator[dict[str, float]]:
         many = await recall_hit.run(1 if is_quick else 3, seconds, (32,), users)
         yield {f"{name.removesuffix('_c32')}_users_{users}": value for name, value in many.items()}
     yield await stack_costs.run(
-        _tell, questions=5 if is_quick else 60, bank_counts=(10,) if is_quick else (10, 100, 1_000)
+        _tell, questions=5 if is_quick else 60, bank_counts=(10,) if is_quick else (10, 100, 1_000, 10_000)
     )
 
 
