@@ -37,22 +37,35 @@ check: .venv/.dev ## Lint, types, layers; locks and generated files up to date
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m tests.locks
+	$(BIN)/python -m tests.audit
 	$(BIN)/python -m tests.readme
 	$(BIN)/dify-memory openapi --check
 	$(BIN)/dify-memory templates --check --strict dify_templates/*.yml
 
 .PHONY: test
-test: .venv/.dev ## Unit, integration and end-to-end tests on the real parts (about 11 minutes on 2 cores)
-	$(BIN)/pytest tests/unit tests/integration -n 2 --dist loadfile
-	$(BIN)/pytest tests/e2e -n 2 --dist loadfile
+test: .venv/.dev ## Unit, integration and end-to-end tests on the real parts
+	$(BIN)/pytest tests/unit tests/integration -n 3 --dist loadfile
+	$(BIN)/pytest tests/e2e -n 3 --dist loadfile
 
 .PHONY: test-fast
 test-fast: .venv/.dev ## Only unit and integration tests
-	$(BIN)/pytest tests/unit tests/integration -n 2 --dist loadfile
+	$(BIN)/pytest tests/unit tests/integration -n 3 --dist loadfile
+
+.PHONY: test-browser
+test-browser: .venv/.dev ## The pages in a real Chromium (on Debian: apt install chromium fonts-wqy-zenhei)
+	$(BIN)/pytest tests/browser
+
+.PHONY: fuzz
+fuzz: .venv/.dev ## Twenty times as many made-up requests to every operation as `make test` sends
+	FUZZ_EXAMPLES=500 $(BIN)/pytest tests/integration/test_openapi_fuzz.py --timeout 3600
 
 .PHONY: faults
 faults: .venv/.dev ## Kills, cuts and races for as long as it takes (10 to 30 minutes)
 	$(BIN)/pytest tests/faults --timeout 1800
+
+.PHONY: soak
+soak: .venv/.dev ## Everything at once for 30 minutes: 10,000 users and kills; results into tests/soak
+	$(BIN)/python -m tests.soak
 
 .PHONY: bench
 bench: .venv/.dev ## Speed and retrieval benchmarks; numbers into tests/bench

@@ -11,6 +11,8 @@
 # Which tools to call (each may be several words):
 #   REDIS_CLI    valkey-cli       Its server is named by VALKEYCLI_AUTH or REDISCLI_AUTH (the password) and, if it is not
 #                                 on this machine, by options: REDIS_CLI='valkey-cli -h redis.internal'
+#                                 Where it is not installed, set MEMORY_REDIS_URL instead (as the service has it) and
+#                                 leave REDIS_CLI unset: redis_snapshot.py beside this script does it then, with python3.
 #   PG_DUMP      pg_dump          Its server is named by libpq's PGHOST, PGUSER, PGPASSWORD or ~/.pgpass, PGDATABASE;
 #                                 at least as new as the server.
 #   PG_RESTORE   pg_restore       Only reads the dump back, to see that it is whole.
@@ -22,7 +24,14 @@ if [ $# -ne 1 ]; then
     echo "usage: backup.sh DIRECTORY" >&2
     exit 2
 fi
-redis_cli=${REDIS_CLI:-valkey-cli}
+if [ -z "${REDIS_CLI:-}" ] && [ -n "${MEMORY_REDIS_URL:-}" ]; then
+    redis_cli=python3
+    redis_snapshot() { python3 -I "$(dirname "$0")/redis_snapshot.py"; }
+else
+    redis_cli=${REDIS_CLI:-valkey-cli}
+    # shellcheck disable=SC2086  # several words on purpose, here and below
+    redis_snapshot() { $redis_cli --rdb -; }
+fi
 pg_dump=${PG_DUMP:-pg_dump}
 pg_restore=${PG_RESTORE:-pg_restore}
 keep=${KEEP:-0}
@@ -46,8 +55,7 @@ trap 'rm -rf "$partial"' EXIT
 trap 'exit 130' INT TERM HUP
 
 # A consistent snapshot, sent over the connection as to a replica.
-# shellcheck disable=SC2086  # several words on purpose, here and below
-$redis_cli --rdb - > "$partial/redis.rdb"
+redis_snapshot > "$partial/redis.rdb"
 # Servers that send without a file of their own end with a mark of 40 hex digits, which the client leaves on when it
 # writes to its output. A snapshot itself ends with the byte ff and a checksum of 8 bytes, and so never looks like that.
 if tail -c 40 "$partial/redis.rdb" | LC_ALL=C grep -aEqx '[0-9a-f]{40}'; then

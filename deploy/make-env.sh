@@ -1,17 +1,24 @@
 #!/bin/sh
-# Writes deploy/.env with new secrets for compose.yaml. Does nothing to a file that is there.
+# Writes deploy/.env with new secrets for compose.yaml. To a file that is there it adds only a secret that it lacks
+# because it was made by an older version.
 set -eu
 file=${1:-"$(dirname "$0")/.env"}
-if [ -e "$file" ]; then
-    echo "$file is there already; nothing was changed." >&2
-    exit 0
-fi
 
 secret() {
     od -An -N24 -tx1 /dev/urandom | tr -d ' \n'
 }
 
 umask 077
+if [ -e "$file" ]; then
+    if grep -q '^TOKEN_KEYS=' "$file"; then
+        echo "$file is there already; nothing was changed." >&2
+    else
+        printf '\n# Signs user tokens and the links to a person'\''s page /me.\nTOKEN_KEYS=k1:%s\n' "$(secret)" >> "$file"
+        echo "TOKEN_KEYS was added to $file." >&2
+    fi
+    exit 0
+fi
+
 partial="$file.partial"
 cat > "$partial" <<EOF
 # Secrets of this installation, made by make-env.sh. Letters and digits only: some become part of URLs.
@@ -24,15 +31,21 @@ POSTGRES_PASSWORD=$(secret)
 HINDSIGHT_KEY=$(secret)
 WEBHOOK_SECRET=$(secret)
 EMBEDDINGS_KEY=$(secret)
+# Signs user tokens and the links to a person's page /me. For a new one put it first: k2:NEW,k1:OLD.
+TOKEN_KEYS=k1:$(secret)
 
 # Where the API can be reached on this machine; 0.0.0.0:8000 lets others in, without TLS.
 #PUBLISH=127.0.0.1:8000
 # The URL under which Dify reaches it, for the OpenAPI document.
 #MEMORY_PUBLIC_URL=http://memory-api:8000
-# Dify's network, for compose.dify.yaml.
+# The URL under which people reach it, for the links to their page /me.
+#MEMORY_ME_URL=http://127.0.0.1:8000
+# Together with Dify on this machine: both files, and Dify's network.
+#COMPOSE_FILE=compose.yaml:compose.dify.yaml
 #DIFY_NETWORK=docker_default
-# With \`--profile cache\`, the password being that of Redis above.
-#CACHE_REDIS_URL=redis://:PASSWORD@memory-cache:6379/0
+# Cached answers on a Redis of their own: both lines, as they are.
+#COMPOSE_PROFILES=cache
+#CACHE_REDIS_URL=redis://:\${REDIS_PASSWORD}@memory-cache:6379/0
 
 # A language model that extracts memories, as litellm names it; without one turns are kept word for word.
 #MEMORY_LLM_MODEL=openai/gpt-4o-mini

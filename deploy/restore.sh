@@ -14,7 +14,8 @@
 # Which tools to call (each may be several words):
 #   PG_RESTORE     pg_restore     Server and database: libpq's PGHOST, PGUSER, PGPASSWORD or ~/.pgpass, PGDATABASE.
 #   PSQL           psql           The same; asks who else is connected.
-#   REDIS_CLI      valkey-cli     Only asks whether Redis is stopped.
+#   REDIS_CLI      valkey-cli     Only asks whether Redis is stopped. If it is unset and MEMORY_REDIS_URL is set,
+#                                 redis_snapshot.py beside this script asks, with python3.
 #   REDIS_SHELL    sh             A shell that sees the data folder of Redis, as the user that Redis runs as or as root.
 #   REDIS_DATA     /var/lib/valkey  That folder.
 set -eu
@@ -25,7 +26,20 @@ if [ $# -ne 1 ]; then
 fi
 pg_restore=${PG_RESTORE:-pg_restore}
 psql=${PSQL:-psql}
-redis_cli=${REDIS_CLI:-valkey-cli}
+if [ -z "${REDIS_CLI:-}" ] && [ -n "${MEMORY_REDIS_URL:-}" ]; then
+    redis_cli=python3
+    # Stopped is what it says with 3; whatever else is wrong, it may be running.
+    redis_is_stopped() {
+        status=0
+        python3 -I "$(dirname "$0")/redis_snapshot.py" ping 2> /dev/null || status=$?
+        [ "$status" = 3 ]
+    }
+else
+    redis_cli=${REDIS_CLI:-valkey-cli}
+    # Any reply, be it that a password is wanted, comes from a server.
+    # shellcheck disable=SC2086  # several words on purpose, here and below
+    redis_is_stopped() { ! $redis_cli ping 2> /dev/null | grep -q .; }
+fi
 redis_shell=${REDIS_SHELL:-sh}
 redis_data=${REDIS_DATA:-/var/lib/valkey}
 
@@ -37,9 +51,8 @@ for tool in "$pg_restore" "$psql" "$redis_cli" "$redis_shell"; do
 done
 (cd "$1" && sha256sum --quiet --check SHA256SUMS)
 
-# Any reply, be it that a password is wanted, comes from a server that would write its own files over ours.
-# shellcheck disable=SC2086  # several words on purpose, here and below
-if $redis_cli ping 2>/dev/null | grep -q .; then
+# A server that runs would write its own files over ours.
+if ! redis_is_stopped; then
     echo "Redis is running: stop it first." >&2
     exit 1
 fi

@@ -173,6 +173,33 @@ class KeyRing:
             guards.limits.take_key(found.key_id, found.rate_per_minute)
         return found
 
+    def admit(self, asgi_scope: MutableMapping[str, Any], key: str) -> Caller:
+        """The caller whose key this text is, noted like `authenticate`'s; raises as that does."""
+        bare = _bare(key)
+        if not bare or (found := self._look_up(bare)) is None:
+            raise KeyRefused(_REFUSED)
+        return self._noted(asgi_scope, found)
+
+    def resume(self, asgi_scope: MutableMapping[str, Any], key_id: str) -> Caller:
+        """The caller whose key, shown before, has this id; noted, and raises, as `authenticate` does."""
+        found = next((caller for caller in self._keys.values() if caller.key_id == key_id), None)
+        if found is None and (made := self._made.get(key_id)) is not None and made[0].is_good(time.time()):
+            found = made[1]
+        if found is None:
+            raise KeyRefused(_REFUSED)
+        return self._noted(asgi_scope, found)
+
+    def is_seed(self, caller: Caller) -> bool:
+        """Whether this is a key of the settings, which only who runs the whole installation has."""
+        return any(seed.key_id == caller.key_id for seed in self._keys.values())
+
+    def _noted(self, asgi_scope: MutableMapping[str, Any], found: Caller) -> Caller:
+        if found.guards.audit is not None:
+            asgi_scope[_CALLER] = found
+        if found.rate_per_minute and found.guards.limits is not None:
+            found.guards.limits.take_key(found.key_id, found.rate_per_minute)
+        return found
+
     def _look_up(self, key: str) -> Caller | None:
         digest = _digest(key)
         found: Caller | None = None

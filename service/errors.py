@@ -175,7 +175,13 @@ class LlmUnavailable(Unavailable):
     code = "llm_unavailable"
 
 
-class LlmBudgetSpent(LlmUnavailable):
+class LlmNotAsked(LlmUnavailable):
+    """The language model has asked for a pause that is not over: nobody failed, and time alone helps."""
+
+    code = "llm_paused"
+
+
+class LlmBudgetSpent(LlmNotAsked):
     """The language model has cost as much today as it may, and is not asked before tomorrow."""
 
     code = "llm_budget_spent"

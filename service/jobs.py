@@ -33,7 +33,7 @@ class Context(TypedDict):
 
     redis: ArqRedis
     turns: TurnsLog
-    storer: Storer
+    storer: "asyncio.Task[Storer]"
     retention: Retention
     retention_plan: RetentionPlan
     worker_jobs: int
@@ -51,8 +51,10 @@ async def dispatch(context: Context) -> None:
 
 
 async def _dispatch(context: Context) -> None:
+    if (storer := _storer_of(context)) is None:
+        return
     due = await context["turns"].count_due()
-    most = 1 if context["storer"].is_hindsight_away else context["worker_jobs"]
+    most = 1 if storer.is_hindsight_away else context["worker_jobs"]
     for _ in range(min(due, most)):
         await _queue_drain(context)
 
@@ -66,8 +68,14 @@ async def drain(context: Context) -> None:
 
 
 async def _drain(context: Context) -> None:
-    if await context["storer"].work():
+    storer = _storer_of(context)
+    if storer is not None and await storer.work():
         await _queue_drain(context)
+
+
+def _storer_of(context: Context) -> Storer | None:
+    """None while it is not known who makes memories; raises what went wrong in finding out."""
+    return context["storer"].result() if context["storer"].done() else None
 
 
 async def sweep(context: Context) -> None:

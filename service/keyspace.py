@@ -13,6 +13,10 @@ in one place.
 | `mem:batch:B` | hash | the frozen batch of bank B | accepted work |
 | `mem:waiting` | counter | how many turns all `mem:turns:B` hold together | accepted work |
 | `mem:oldest-batch` | string | when the oldest batch was frozen (Unix ms), at the last sweep | yes |
+| `mem:resting` | zset | bank → until when (Unix ms) the language model is not to be asked for it | yes |
+| `mem:not-asked:C` | string | since when (Unix ms) it is not asked for reason C | yes |
+| `mem:workers` | zset | worker → when it last gave a sign of life (Unix ms) | yes |
+| `mem:last-stored` | string | when a turn was last stored (Unix ms) | yes |
 | `mem:dead` | hash | document id → bank, reason and turn of what could not be stored | dead letters |
 | `mem:dead-of:B` | hash | document id of each dead letter of bank B → its tenant | dead letters |
 | `mem:keys` | hash | API keys that were made: digests and grants, when they end | until they are dropped |
@@ -20,7 +24,11 @@ in one place.
 | `mem:rate:D` | string | requests of one key or user in one minute | yes |
 | `mem:hook:D` | string | this event of Hindsight's was seen to | yes |
 | `mem:spent:D` | hash | what a tenant's language model has cost on one day | yes |
+| `mem:usage:D` | hash | what was counted in one hour or on one day, by tenant | yes |
+| `mem:admin-ended:D` | string | this visit of an operator's was ended | yes |
 | `mem:me-ended:B` | string | personal links of bank B made up to this Unix ms are good no more | yes |
+| `mem:data-version` | string | which version of this table the data follows | accepted work |
+| `mem:data-migration` | string | a process brings the data up to date | yes |
 | `mem:job:J` | hash | state of one job | yes |
 | `mem:seen:D` | string | turn digest → its job | yes |
 | `mem:forgotten:B` | hash | all, conversation or document → number; what came before is not known | yes |
@@ -32,7 +40,7 @@ in one place.
 | `mem:answers:{B}` | zset | the keys of the bank's cached answers | yes |
 | `mem:lease:{B}:Q` | string | somebody is computing that answer | yes |
 | `mem:retention` | hash | how far today's round of deleting what is too old has got | yes |
-| `mem:retention-banks` | hash | bank → where to go on in it | yes |
+| `mem:retention-banks` | hash | bank → where to go on in it, and whose it is | yes |
 | `mem:retention-lease` | string | a worker goes on with that round | yes |
 | `mem:arq` | zset | arq's queue of ids; arq's own keys begin `arq:` and have TTLs | none |
 """
@@ -46,6 +54,12 @@ CLAIM_NUMBER = "mem:claim-number"
 # puts right what drifted); likewise what leaves `mem:dead` leaves `mem:dead-of:B`.
 WAITING = "mem:waiting"
 OLDEST_BATCH = "mem:oldest-batch"
+# Banks whose turns wait as they were told to, until the score; the sweep does not call that stuck.
+RESTING = "mem:resting"
+WORKERS = "mem:workers"
+LAST_STORED = "mem:last-stored"
+DATA_VERSION = "mem:data-version"
+DATA_MIGRATION = "mem:data-migration"
 DEAD = "mem:dead"
 KEYS = "mem:keys"
 AUDIT = "mem:audit"
@@ -76,6 +90,11 @@ def dead_of(bank: BankId) -> str:
     return f"mem:dead-of:{bank}"
 
 
+def not_asked(code: str) -> str:
+    """When the language model began not to be asked; `code` is an error's, such as `llm_budget_spent`."""
+    return f"mem:not-asked:{code.replace('_', '-')}"
+
+
 def rate(digest: str) -> str:
     """Count of requests; `digest` stands for the key or user and the minute."""
     return f"mem:rate:{digest}"
@@ -89,6 +108,16 @@ def hook(digest: str) -> str:
 def spent(digest: str) -> str:
     """Hash of a day's cost; `digest` stands for the tenant and the day."""
     return f"mem:spent:{digest}"
+
+
+def usage(digest: str) -> str:
+    """Hash of counts; `digest` stands for the hour or the day."""
+    return f"mem:usage:{digest}"
+
+
+def admin_ended(digest: str) -> str:
+    """Mark that an operator has signed out; `digest` stands for the visit."""
+    return f"mem:admin-ended:{digest}"
 
 
 def me_ended(bank: BankId) -> str:

@@ -9,6 +9,8 @@ from datetime import UTC, datetime
 request_id: ContextVar[str] = ContextVar("request_id", default="")
 bank_id: ContextVar[str] = ContextVar("bank_id", default="")
 job_id: ContextVar[str] = ContextVar("job_id", default="")
+# The span that is under way, as W3C Trace Context writes it: 00-trace-span-flags. Empty: nothing is traced.
+traceparent: ContextVar[str] = ContextVar("traceparent", default="")
 
 _CONTEXT = {"request_id": request_id, "bank_id": bank_id, "job_id": job_id}
 # Attributes every LogRecord has; whatever else is in its dict came through `extra`.
@@ -27,6 +29,8 @@ class JsonFormatter(logging.Formatter):
             "event": record.getMessage(),
         }
         line.update({name: var.get() for name, var in _CONTEXT.items() if var.get()})
+        if span := traceparent.get():
+            line["trace_id"] = span.split("-", 2)[1]
         line.update({k: v for k, v in vars(record).items() if k not in _PLAIN and not k.startswith("_")})
         if record.exc_info and record.exc_info[0] is not None:
             # An exception's text may quote its input (a driver quotes the failing value), its place cannot.

@@ -5,7 +5,7 @@ no other type (dify-contract: problem+json arrives as text).
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -30,6 +30,19 @@ class JsonReply(Response):
 
 
 NO_STORE = {"Cache-Control": "no-store"}
+# Of every reply: nobody keeps it, takes it for something else than it says, or tells where it was read.
+SAFE_HEADERS = (
+    (b"cache-control", b"no-store"),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+)
+
+
+def safe(headers: Iterable[tuple[bytes, bytes]], *more: tuple[bytes, bytes]) -> list[tuple[bytes, bytes]]:
+    """ASGI headers with `more`, and with each of `SAFE_HEADERS` that they do not have in their own words."""
+    found = list(headers)
+    names = {name for name, _ in found}
+    return [*found, *(header for header in SAFE_HEADERS if header[0] not in names), *more]
 
 
 def problem(error: ServiceError) -> JsonReply:

@@ -21,6 +21,8 @@ MAX_TAGS = 20
 MAX_TAG_CHARS = 64
 MAX_METADATA = 20
 MAX_METADATA_CHARS = 500
+# Hindsight's own: what is true of the world, what an assistant did, and what sums up several facts.
+FACT_TYPES = ("world", "experience", "observation")
 # Far from where a calendar ends: a moment there cannot be moved to another time zone, nor stored.
 _YEARS = range(1900, 2200)
 # Free text may be the word "null"; everything else that says "nothing" means "not given".
@@ -115,6 +117,14 @@ def comma_list(text: str, *, most: int, max_chars: int, field: str) -> tuple[str
     return items
 
 
+def fact_types_in(text: str) -> tuple[str, ...]:
+    """Hindsight's fact types in a comma list; raises `InvalidRequest` for any other word."""
+    names = comma_list(text, most=MAX_TAGS, max_chars=MAX_TAG_CHARS, field="fact_types")
+    if not set(names) <= set(FACT_TYPES):
+        raise InvalidRequest(f"The field fact_types takes {', '.join(FACT_TYPES)}, separated by commas.")
+    return names
+
+
 def object_in(text: str) -> object:
     """What a JSON text says, or a Python literal: Dify prints the object a model gave with `str()`.
 
@@ -145,6 +155,11 @@ class RecallRequest(Request):
         0, ge=0, le=100_000, description="Longest sum of all memories, in characters; 0: no limit."
     )
     kinds: str = Field("", max_length=1000, description="Only these kinds, separated by commas.")
+    fact_types: str = Field(
+        "",
+        max_length=1000,
+        description="Only these of world, experience and observation, separated by commas.",
+    )
     min_score: float = Field(
         -1, ge=-1, le=1, description="Least relevance from 0 to 1; -1: the server's own floor."
     )
@@ -181,6 +196,11 @@ class RecallRequest(Request):
     def kind_list(self) -> tuple[str, ...]:
         """`kinds`, split."""
         return comma_list(self.kinds, most=MAX_TAGS, max_chars=MAX_TAG_CHARS, field="kinds")
+
+    @property
+    def fact_type_list(self) -> tuple[str, ...]:
+        """`fact_types`, split; empty means all of them."""
+        return fact_types_in(self.fact_types)
 
 
 class AddRequest(Request):

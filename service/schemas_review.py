@@ -18,6 +18,7 @@ from service.schemas import (
     WholeNumber,
     choice,
     comma_list,
+    fact_types_in,
     object_in,
 )
 from service.scope import holds_reference, is_absent
@@ -164,12 +165,37 @@ class ReflectRequest(Request):
     response_schema: Any = Field(
         None, description="A JSON Schema, as text, of an object: the answer also comes in that form."
     )
+    kinds: str = Field("", max_length=1000, description="Only these kinds, separated by commas.")
+    fact_types: str = Field(
+        "",
+        max_length=1000,
+        description="Only these of world, experience and observation, separated by commas.",
+    )
+    tags: str = Field("", max_length=2000, description="Only memories with these tags, separated by commas.")
+    tags_match: Annotated[Literal["all", "any"], BeforeValidator(choice)] = Field(
+        "all", description="Whether a memory needs all of the tags or any of them."
+    )
     budget: Annotated[Literal["low", "mid", "high"], BeforeValidator(choice)] = Field(
         "low", description="How much is looked at: low, mid or high."
     )
     timeout_ms: WholeNumber = Field(
         0, ge=0, le=600_000, description="When to answer at the latest, in ms; 0: the server's own deadline."
     )
+
+    @property
+    def tag_list(self) -> tuple[str, ...]:
+        """`tags`, split."""
+        return comma_list(self.tags, most=MAX_TAGS, max_chars=MAX_TAG_CHARS, field="tags")
+
+    @property
+    def kind_list(self) -> tuple[str, ...]:
+        """`kinds`, split."""
+        return comma_list(self.kinds, most=MAX_TAGS, max_chars=MAX_TAG_CHARS, field="kinds")
+
+    @property
+    def fact_type_list(self) -> tuple[str, ...]:
+        """`fact_types`, split; empty means all of them."""
+        return fact_types_in(self.fact_types)
 
     @property
     def schema_object(self) -> Mapping[str, Any] | None:

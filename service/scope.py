@@ -33,6 +33,9 @@ _ABSENT_STARTS = frozenset("dDnNuU{sec")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
+BANK_PREFIX = "u-"
+_BANK = re.compile(r"u-[0-9a-f]{48}")
+_TENANT_MARK = re.compile(r"tenant-[0-9a-f]{48}")
 _OPERATIONS = uuid.UUID("6a0d6f0c-5a0e-5c39-9b68-6d656d6f7279")
 
 
@@ -95,7 +98,22 @@ def checked_user_id(raw: str, *, allow_anonymous: bool = False) -> str:
 
 def bank_of(tenant: str, user_id: str) -> BankId:
     """The bank of one user of one tenant."""
-    return BankId(f"u-{_digest('bank', tenant, user_id)}")
+    return BankId(f"{BANK_PREFIX}{_digest('bank', tenant, user_id)}")
+
+
+def is_bank_id(name: str) -> bool:
+    """Whether a bank's id is in the form that `bank_of` gives; others are other applications'."""
+    return bool(_BANK.fullmatch(name))
+
+
+def tenant_mark(tenant: str) -> str:
+    """What tells whose a bank is, in the bank's own record: a digest, since language models get to see it."""
+    return f"tenant-{_digest('tenant', tenant)}"
+
+
+def is_tenant_mark(name: str) -> bool:
+    """Whether a bank's name is such a mark; Hindsight's own is the bank's id."""
+    return bool(_TENANT_MARK.fullmatch(name))
 
 
 def conversation_of(bank: BankId, conversation_id: str) -> ConversationId:

@@ -24,12 +24,18 @@ def _without_trailing_slash(url: str) -> str:
     return url.rstrip("/")
 
 
+def _id_secret_pairs(given: SecretStr) -> list[tuple[str, str]]:
+    """`a:secret, b:secret` as pairs; a secret may hold colons, but no comma."""
+    pairs = (pair.strip().partition(":") for pair in given.get_secret_value().split(","))
+    return [(name, secret) for name, _, secret in pairs]
+
+
 def _token_keys(given: SecretStr | None) -> SecretStr | None:
     if given is None:
         return None
-    pairs = [pair.strip().partition(":") for pair in given.get_secret_value().split(",")]
-    names = [name for name, _, _ in pairs]
-    if not all(_TOKEN_KEY_ID.fullmatch(name) and len(secret) >= 32 for name, _, secret in pairs):
+    pairs = _id_secret_pairs(given)
+    names = [name for name, _ in pairs]
+    if not all(_TOKEN_KEY_ID.fullmatch(name) and len(secret) >= 32 for name, secret in pairs):
         raise ValueError(
             "use id:secret with an id of letters and digits and a secret of 32 characters or more"
         )
@@ -38,10 +44,32 @@ def _token_keys(given: SecretStr | None) -> SecretStr | None:
     return given
 
 
+def _header_pairs(given: SecretStr | None) -> SecretStr | None:
+    if given is not None:
+        for pair in given.get_secret_value().split(","):
+            if not _HEADER.fullmatch(pair.strip()):
+                raise ValueError("use name=value, separated by commas")
+    return given
+
+
+_HEADER = re.compile(r"[A-Za-z0-9-]+\s*=\s*[\x21-\x7e][\x20-\x7e]*")
 _TOKEN_KEY_ID = re.compile(r"[A-Za-z0-9]{1,16}")
 
 Url = Annotated[str, Field(pattern=r"^https?://\S+$"), AfterValidator(_without_trailing_slash)]
-RedisUrl = Annotated[str, Field(pattern=r"^(rediss?|unix)://\S+$")]
+_REDIS = r"(rediss?|unix)://\S+"
+# With Sentinels the path names the master, and then the database.
+# What nobody would heed is refused: certificates without TLS, fields that do not exist.
+_TLS_FIELD = r"ssl_(keyfile|certfile|cert_reqs|ca_certs|ca_data|check_hostname|ciphers)=[^&\s]+"
+_LOGIN_FIELD = r"sentinel_(username|password)=[^&\s]+"
+_ANY_FIELD = rf"({_LOGIN_FIELD}|{_TLS_FIELD})"
+_MASTER = r"://[^/\s]+/[^/?\s]+(/\d+)?"
+_SENTINEL = (
+    rf"(redis\+sentinel{_MASTER}(\?{_LOGIN_FIELD}(&{_LOGIN_FIELD})*)?"
+    rf"|rediss\+sentinel{_MASTER}(\?{_ANY_FIELD}(&{_ANY_FIELD})*)?)"
+)
+_CLUSTER = rf"(redis\+cluster://[^?\s]+|rediss\+cluster://[^?\s]+(\?{_TLS_FIELD}(&{_TLS_FIELD})*)?)"
+RedisUrl = Annotated[str, Field(pattern=rf"^({_REDIS}|{_SENTINEL})$")]
+CacheRedisUrl = Annotated[str, Field(pattern=rf"^({_REDIS}|{_SENTINEL}|{_CLUSTER})$")]
 
 
 class Settings(BaseSettings):
@@ -72,10 +100,28 @@ class Settings(BaseSettings):
         Path(".dify-memory"), description="Folder of the local stack: data, logs, `connection.json`."
     )
     redis_url: RedisUrl = Field(
-        "redis://127.0.0.1:6379/0", description="Redis for accepted turns: needs AOF and `noeviction`."
+        "redis://127.0.0.1:6379/0",
+        description="Redis for accepted turns: needs AOF and `noeviction`. With Sentinels: "
+        "`redis+sentinel://:PASSWORD@host:26379,host:26379/MASTER/0`.",
     )
-    cache_redis_url: RedisUrl | None = Field(
-        None, description="Redis for cached answers, may evict; the one for accepted turns if unset."
+    cache_redis_url: CacheRedisUrl | None = Field(
+        None,
+        description="Redis for cached answers, may evict; the one for accepted turns if unset. A cluster: "
+        "`redis+cluster://:PASSWORD@host:6379,host:6379`.",
+    )
+    drain_s: float = Field(
+        3,
+        ge=0,
+        le=60,
+        description="After SIGTERM the API says for so long at `/health/ready` that it is leaving, and still "
+        "serves: longer than whoever spreads the requests takes to notice.",
+    )
+    in_flight_s: int = Field(
+        15,
+        ge=1,
+        le=600,
+        description="After that, requests in hand get so long to end; then they are cut off. Together with "
+        "`MEMORY_DRAIN_S` and 10 s less than whoever stops the process waits before it kills it.",
     )
     hindsight_url: Url = Field("http://127.0.0.1:8888", description="URL of the Hindsight API.")
     hindsight_api_key: SecretStr | None = Field(
@@ -107,8 +153,8 @@ class Settings(BaseSettings):
     )
     token_keys: Annotated[SecretStr | None, AfterValidator(_token_keys)] = Field(
         None,
-        description="Secrets that sign user tokens, as `id:secret` separated by commas, 32 characters or "
-        "more each: the first signs, all are good.",
+        description="Secrets that sign user tokens and personal links, as `id:secret` separated by commas, "
+        "32 characters or more each: the first signs, all are good. `make up` makes one if unset.",
     )
     key_rate_limit: int = Field(
         0,
@@ -118,6 +164,9 @@ class Settings(BaseSettings):
     )
     user_rate_limit: int = Field(
         0, ge=0, le=10_000_000, description="Most requests a minute about one user's memories; 0: any."
+    )
+    admin_visit_s: int = Field(
+        3600, ge=60, le=43_200, description="How long an operator stays signed in on the page `/admin`."
     )
     audit_days: int = Field(
         0,
@@ -169,7 +218,12 @@ class Settings(BaseSettings):
         le=1_000_000,
         description="Most turns of one user that may wait to be stored; more are refused with 429.",
     )
-    max_waiting: int = Field(200_000, ge=1, le=100_000_000, description="The same for all users together.")
+    max_waiting: int = Field(
+        200_000,
+        ge=1,
+        le=100_000_000,
+        description="The same for all users of all tenants, with those that wait for a day's LLM budget.",
+    )
     direct_fallback: bool = Field(
         True,
         description="While Redis is away, hand turns to Hindsight's own queue; if false, refuse with 503.",
@@ -208,17 +262,28 @@ class Settings(BaseSettings):
     max_attempts: int = Field(
         8, ge=1, le=100, description="Tries before turns that cannot be stored go to the dead letters."
     )
+    worker_metrics_host: str = Field(
+        "127.0.0.1", min_length=1, description="Address on which a worker shows its Prometheus metrics."
+    )
+    worker_metrics_port: int = Field(
+        0, ge=0, le=65535, description="Port of these, at `/metrics`; 0: a worker shows none."
+    )
 
     # Language model (optional)
     llm_model: str | None = Field(
         None, description="LLM for extraction, as litellm names it (`openai/gpt-4o-mini`)."
     )
-    llm_api_key: SecretStr | None = Field(None, description="Key of that LLM.")
-    llm_base_url: Url | None = Field(None, description="Base URL of that LLM.")
+    llm_api_key: SecretStr | None = Field(
+        None, description="Key of that LLM, and of fallbacks of the same provider only."
+    )
+    llm_base_url: Url | None = Field(
+        None, description="Base URL of that LLM, and of fallbacks of the same provider only."
+    )
     llm_fallbacks: str = Field(
         "",
         max_length=1000,
-        description="LLMs that are asked when that one fails, separated by commas, in this order.",
+        description="LLMs that are asked when that one fails, separated by commas, in this order. One of "
+        "another provider takes its key from that provider's own environment variable.",
     )
     llm_timeout_s: float = Field(
         20, ge=1, le=25, description="Time limit of one extraction, shared by the LLM and its fallbacks."
@@ -267,7 +332,7 @@ class Settings(BaseSettings):
     extraction: Literal["auto", "litellm", "hindsight", "none"] = Field(
         "auto",
         description="Who makes memories: litellm (with `MEMORY_LLM_MODEL`), hindsight (its own LLM), none "
-        "(turns word for word); auto: litellm if that LLM is set, else none.",
+        "(turns word for word); auto: the first of these that is configured.",
     )
     extraction_max_tries: int = Field(
         10, ge=1, le=100, description="Failed extractions in a row before `MEMORY_EXTRACTION_FALLBACK`."
@@ -275,6 +340,11 @@ class Settings(BaseSettings):
     extraction_fallback: Literal["none", "dead_letter"] = Field(
         "none",
         description="What then becomes of turns: none keeps them word for word, dead_letter puts them aside.",
+    )
+    extraction_over_budget: Literal["wait", "none"] = Field(
+        "wait",
+        description="What becomes of turns when the LLM's budget of the day is spent: wait for the next day "
+        "(UTC), or none: they are kept word for word.",
     )
     kinds: str = Field(
         "user_profile,preference,task_state",
@@ -288,7 +358,24 @@ class Settings(BaseSettings):
     )
     policy_file: Path | None = Field(
         None,
-        description="YAML file with kinds, threshold and redaction by tenant; goes before those.",
+        description="YAML file with kinds, threshold, redaction, retention and LLM budget by tenant, read at "
+        "start; goes before the settings of these names.",
+    )
+
+    # Traces (optional)
+    otlp_endpoint: Url | None = Field(
+        None,
+        description="Base URL of an OpenTelemetry collector (OTLP over HTTP, port 4318 as a rule); unset: no "
+        "traces, and nothing of it is loaded.",
+    )
+    otlp_headers: Annotated[SecretStr | None, AfterValidator(_header_pairs)] = Field(
+        None, description="Headers for it, as `name=value` separated by commas."
+    )
+    trace_ratio: float = Field(
+        1,
+        ge=0,
+        le=1,
+        description="Share of requests that are traced; callers can leave theirs out, not force them in.",
     )
 
     # Logs
@@ -306,12 +393,33 @@ class Settings(BaseSettings):
             raise ValueError("litellm needs an LLM: set MEMORY_LLM_MODEL")
         return mode
 
+    @field_validator("extraction_over_budget")
+    @classmethod
+    def _keeps_no_words(cls, choice: str, info: ValidationInfo) -> str:
+        if choice == "none" and info.data.get("extraction_fallback") == "dead_letter":
+            raise ValueError(
+                "none keeps turns word for word, which MEMORY_EXTRACTION_FALLBACK=dead_letter forbids"
+            )
+        return choice
+
     @property
     def has_fallback(self) -> bool:
         """Whether turns may go past the queue: not where words must not be kept as they are."""
         return self.direct_fallback and not (
             self.extraction_mode == "litellm" and self.extraction_fallback == "dead_letter"
         )
+
+    @property
+    def token_secrets(self) -> dict[str, str]:
+        """`token_keys` by id, in their order: the first signs; empty without."""
+        return dict(_id_secret_pairs(self.token_keys)) if self.token_keys else {}
+
+    @property
+    def otlp_header_map(self) -> dict[str, str]:
+        """`otlp_headers` by name; empty without."""
+        pairs = self.otlp_headers.get_secret_value().split(",") if self.otlp_headers else []
+        split = (pair.partition("=") for pair in pairs)
+        return {name.strip(): value.strip() for name, _, value in split}
 
     @property
     def kind_names(self) -> tuple[str, ...]:
@@ -326,7 +434,7 @@ class Settings(BaseSettings):
 
     @property
     def extraction_mode(self) -> Literal["auto", "litellm", "hindsight", "none"]:
-        """Who extracts; `auto` means that nobody was chosen: turns go to Hindsight as they are."""
+        """Who extracts; `auto`: nobody was chosen, and only Hindsight knows (`memory.extraction_mode`)."""
         return "litellm" if self.extraction == "auto" and self.llm_model else self.extraction
 
     @property

@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack, suppress
 from typing import Any, ClassVar, cast
 
 from arq import cron, func
-from arq.connections import RedisSettings
+from arq.connections import ArqRedis
 from arq.worker import Worker, create_worker
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
@@ -22,17 +22,30 @@ from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from service import jobs, keyspace, logs
+from service.adapters.audit import AuditTrail
 from service.adapters.cache import RecallCache
+from service.adapters.data_version import bring_up_to_date
 from service.adapters.hindsight import HindsightAdapter
 from service.adapters.hindsight_erase import HindsightEraser
 from service.adapters.hindsight_review import HindsightReview
+from service.adapters.keys import KeyStore
+from service.adapters.metrics_server import MetricsServer
+from service.adapters.redis_urls import open_client
 from service.adapters.retention_plan import RetentionPlan
+from service.adapters.tracing import activate, tracing_of
 from service.adapters.turns import TurnsLog
-from service.memory.extract import open_extractor
-from service.memory.policies import policy_of
-from service.memory.retention import Retention
+from service.adapters.usage import UsageStore
+from service.adapters.vitals import Vitals
+from service.errors import TurnsLogUnavailable
+from service.memory.audit import Audit, deletions
+from service.memory.extraction_mode import settled
+from service.memory.extractors import open_extractors
+from service.memory.heart import Heart
+from service.memory.policies import Policies
+from service.memory.retention import Deleted, Retention
 from service.memory.store import StoreOptions, Storer
-from service.metrics import Metrics
+from service.memory.usage import Usage
+from service.metrics import CONTENT_TYPE, Metrics
 from service.policy.bank_config import bank_config
 from service.settings import Settings
 
@@ -48,32 +61,48 @@ _OTHER_JOBS = 3
 # How long running jobs may take to end before they are cancelled; a claim outlives that.
 _COMPLETION_WAIT_S = 10
 _RESTART_PAUSE_S = 1.0
+# Saying goodbye to a Redis that hangs is not worth being killed for.
+_CLOSE_S = 3.0
 
 
-def redis_settings_of(settings: Settings) -> RedisSettings:
-    """arq's connection: a restarting Redis, which shows as OSError, must not end the worker (arq trap 5)."""
-    parsed = RedisSettings.from_dsn(settings.redis_url)
-    parsed.conn_timeout = 5
-    parsed.conn_retries = 60
-    parsed.conn_retry_delay = 1
-    parsed.retry_on_timeout = True
-    parsed.retry_on_error = [RedisConnectionError, RedisTimeoutError, OSError]
-    parsed.retry = Retry(ExponentialBackoff(cap=1.0, base=0.05), 60)
-    return parsed
+def _pool(settings: Settings) -> ArqRedis:
+    """arq's client with time limits, which its own has none of: a server may fall silent, or restart, which
+    shows as `OSError` and must not end the worker (arq trap 5).
+
+    It gives up soon, also so that a worker which is told to stop need not wait for a Redis that is away;
+    `run_until_stopped` starts anew then.
+    """
+    pool = cast(
+        "ArqRedis",
+        open_client(
+            settings.redis_url,
+            ArqRedis,
+            socket_timeout=5,
+            socket_connect_timeout=5,
+            retry=Retry(ExponentialBackoff(cap=1.0, base=0.05), 3),
+            retry_on_error=[RedisConnectionError, RedisTimeoutError, OSError],
+        ),
+    )
+    pool.job_serializer = _serialize
+    pool.job_deserializer = _deserialize
+    pool.default_queue_name = keyspace.ARQ_QUEUE
+    pool.expires_extra_ms = WorkerSettings.expires_extra_ms
+    return pool
 
 
 async def _start(context: dict[str, Any]) -> None:
     settings = _SETTINGS
     logs.configure(settings.log_level)
+    await bring_up_to_date(settings.redis_url)
     stack = AsyncExitStack()
     context["stack"] = stack
     turns = await stack.enter_async_context(TurnsLog.from_settings(settings))
     cache = await stack.enter_async_context(RecallCache.from_settings(settings))
-    policy = policy_of(settings).keep
-    config = bank_config(settings.extraction_mode, policy)
-    hindsight = await stack.enter_async_context(HindsightAdapter.from_settings(settings, config))
+    policies = Policies.from_settings(settings)
+    # For deleting alone, which asks for no banks and no extraction.
+    hindsight = await stack.enter_async_context(HindsightAdapter.from_settings(settings))
     metrics = Metrics()
-    extractor = await open_extractor(stack, settings, policy, turns, hindsight, metrics)
+    await _watched(stack, settings, metrics)
     context["turns"] = turns
     context["retention_plan"] = await stack.enter_async_context(RetentionPlan.from_settings(settings))
     context["retention"] = Retention(
@@ -81,18 +110,63 @@ async def _start(context: dict[str, Any]) -> None:
         HindsightEraser(hindsight),
         turns,
         cache,
-        days=settings.retention_days,
+        policies=policies,
+        keys=await stack.enter_async_context(KeyStore.from_settings(settings)),
         zone=settings.zone,
+        deleted=await _deletions(stack, settings, metrics),
     )
     context["worker_jobs"] = settings.worker_jobs
     context["slots"] = asyncio.Semaphore(settings.worker_jobs)
-    context["storer"] = Storer(
-        turns, cache, hindsight, metrics, StoreOptions(settings.max_attempts, settings.job_ttl_s), extractor
+    context["storer"] = asyncio.create_task(_open_storer(stack, policies, turns, cache, metrics))
+    stack.callback(context["storer"].cancel)
+
+
+async def _deletions(stack: AsyncExitStack, settings: Settings, metrics: Metrics) -> Deleted | None:
+    """Writes down of whose memories something got too old, if there is an audit trail."""
+    if not settings.audit_days:
+        return None
+    trail = await stack.enter_async_context(AuditTrail.from_settings(settings))
+    return deletions(await stack.enter_async_context(Audit(trail, metrics)))
+
+
+async def _open_storer(
+    stack: AsyncExitStack, policies: Policies, turns: TurnsLog, cache: RecallCache, metrics: Metrics
+) -> Storer:
+    """Whoever stores turns, as soon as it is known who makes memories of them: Hindsight may have to tell."""
+    settings = await settled(_SETTINGS)
+    config = bank_config(settings.extraction_mode, policies.file.default.keep)
+    tenant_configs = policies.bank_configs(settings.extraction_mode)
+    hindsight = await stack.enter_async_context(
+        HindsightAdapter.from_settings(settings, config, tenant_configs)
     )
+    extractors = await open_extractors(stack, settings, policies, turns, hindsight, metrics)
+    options = StoreOptions(settings.max_attempts, settings.job_ttl_s)
+    return Storer(turns, cache, hindsight, metrics, options, extractors)
+
+
+async def _watched(stack: AsyncExitStack, settings: Settings, metrics: Metrics) -> None:
+    """Let those outside see what this worker does, by traces, metrics and its heartbeat."""
+    tracing = tracing_of(settings, "dify-memory-worker")
+    if tracing is not None:
+        await stack.enter_async_context(tracing)
+    # Jobs are tasks that are started from the one that runs this: they inherit it.
+    activate(tracing)
+    if settings.worker_metrics_port:
+        where = settings.worker_metrics_host, settings.worker_metrics_port
+        try:
+            await stack.enter_async_context(MetricsServer(*where, metrics.exposition, CONTENT_TYPE))
+        except OSError as exc:
+            # Turns are stored all the same, and a second worker on this machine may have the port.
+            _log.error("metrics_port_taken", extra={"error": type(exc).__name__})
+    usage = await stack.enter_async_context(UsageStore.from_settings(settings))
+    await stack.enter_async_context(Usage(usage, metrics))
+    vitals = await stack.enter_async_context(Vitals.from_settings(settings))
+    await stack.enter_async_context(Heart(vitals, metrics))
 
 
 async def _stop(context: dict[str, Any]) -> None:
-    await context["stack"].aclose()
+    if "stack" in context:  # else it has not got that far
+        await context["stack"].aclose()
 
 
 def _serialize(job: dict[str, Any]) -> bytes:
@@ -147,7 +221,6 @@ class WorkerSettings:
     queue_name = keyspace.ARQ_QUEUE
     health_check_key = keyspace.ARQ_HEALTH
     health_check_interval = 5
-    redis_settings = redis_settings_of(_SETTINGS)
     on_startup = _start
     on_shutdown = _stop
     max_jobs = _SETTINGS.worker_jobs + _OTHER_JOBS
@@ -168,7 +241,7 @@ async def run_until_stopped() -> None:
 
     arq gives up its loop when a connection breaks in the lines that watch a job or queue a cron job, where
     no retry of the client's reaches (arq trap 5). Nothing is lost by that: what was accepted is in the
-    turns log, and a claim that was held runs out.
+    turns log, and a claim that was held runs out. Raises `DataUnusable` when the data is not for us.
     """
     stopping = asyncio.Event()
     running: list[Worker] = []
@@ -183,14 +256,18 @@ async def run_until_stopped() -> None:
         loop.add_signal_handler(number, stop, number)
     while not stopping.is_set():
         # The loop's signal handlers are ours: one that arq set would tell a worker which is gone.
-        worker = create_worker(WorkerSettings, handle_signals=False)  # type: ignore[arg-type]
+        worker = create_worker(
+            WorkerSettings,  # type: ignore[arg-type]
+            handle_signals=False,
+            redis_pool=_pool(_SETTINGS),
+        )
         running[:] = [worker]
         try:
             await worker.async_run()
         except asyncio.CancelledError:
             if not stopping.is_set():
                 raise
-        except (RedisError, OSError) as exc:
+        except (RedisError, OSError, TurnsLogUnavailable) as exc:
             _log.warning("worker_restarts", extra={"error": type(exc).__name__})
         finally:
             await _close(worker)
@@ -204,9 +281,9 @@ async def _close(worker: Worker) -> None:
     if jobs_left:
         await asyncio.wait(jobs_left, timeout=_COMPLETION_WAIT_S)
     try:
-        await worker.close()
+        async with asyncio.timeout(_CLOSE_S):
+            await worker.close()
     except (RedisError, OSError, asyncio.CancelledError) as exc:
         # Jobs that ended with Redis, or that were cancelled before they began; arq closes nothing then.
         _log.warning("worker_closed_badly", extra={"error": type(exc).__name__})
-        if "stack" in worker.ctx:
-            await _stop(worker.ctx)
+        await _stop(worker.ctx)

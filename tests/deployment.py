@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from annotated_types import Le
+from service.settings import Settings
 
 ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / "deploy"
@@ -19,12 +21,20 @@ _INCLUDE = re.compile(r'(\s*)\{\{-? include "([\w.-]+)" .*?(?:\| nindent (\d+) )
 
 def texts() -> dict[str, str]:
     """Every file below `deploy/` by its path there, but for what an operator has made (`.gitignore`)."""
-    made = {"memory.env", ".env"}
+    made = {"memory.env", ".env", "files", "__pycache__"}
     return {
         str(path.relative_to(DEPLOY)): path.read_text("utf-8")
         for path in sorted(DEPLOY.rglob("*"))
-        if path.is_file() and path.name not in made and "__pycache__" not in path.parts
+        if path.is_file()
+        and made.isdisjoint(path.relative_to(DEPLOY).parts)
+        and "__pycache__" not in path.parts
     }
+
+
+def most(setting: str) -> float:
+    """The largest value that a setting may have."""
+    [limit] = [each.le for each in Settings.model_fields[setting].metadata if isinstance(each, Le)]
+    return float(str(limit))
 
 
 def compose(name: str = "compose.yaml") -> dict[str, Any]:

@@ -4,10 +4,11 @@ from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from itertools import pairwise
 
-_VOID = {"meta", "input", "br", "link"}
+_VOID = {"meta", "input", "br", "link", "line", "rect", "circle", "polyline"}
 _WORDS = (
     "html head meta title style body a header nav ul li main h1 h2 h3 p div section form input label select "
-    "option button details summary textarea dl dt dd strong"
+    "option button details summary textarea dl dt dd strong br span code figure figcaption svg line rect "
+    "circle polyline text table thead tbody tr th td fieldset legend"
 )
 _ALLOWED = frozenset(_WORDS.split())
 
@@ -55,8 +56,15 @@ class Page(HTMLParser):
             self.forms.append(Form(attributes["action"], attributes["method"]))
         elif tag == "input" and (attributes["type"] != "checkbox" or "checked" in attributes):
             self.forms[-1].fields[attributes["name"]] = attributes.get("value", "")
-        elif tag == "option" and ("selected" in attributes or "kind" not in self.forms[-1].fields):
-            self.forms[-1].fields["kind"] = attributes["value"]
+        elif tag == "option":
+            name = next(one for one in reversed(self._open) if one.tag == "select").attributes["name"]
+            if "selected" in attributes or name not in self.forms[-1].fields:
+                self.forms[-1].fields[name] = attributes["value"]
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """An element of an SVG that ends itself."""
+        assert tag in _VOID, tag
+        self.handle_starttag(tag, attrs)
 
     def handle_endtag(self, tag: str) -> None:
         """It ends: in the order in which they began."""
@@ -127,7 +135,11 @@ class Page(HTMLParser):
             for name in ("aria-labelledby", "aria-describedby", "for"):
                 for target in one.attributes.get(name, "").split():
                     assert by_id[target].text or by_id[target].tag in ("input", "select", "textarea"), target
-            if one.tag in ("input", "select", "textarea") and one.attributes.get("type") != "hidden":
+            if (
+                one.tag in ("input", "select", "textarea")
+                and one.attributes.get("type") != "hidden"
+                and ("hidden" not in one.attributes)
+            ):
                 assert labels[one.attributes["id"]].strip(), one
             if one.tag in ("button", "a", "summary"):
                 assert one.text.strip(), one
@@ -135,3 +147,8 @@ class Page(HTMLParser):
                 assert one.attributes["href"][1:] in by_id, one
             if one.tag == "section":
                 assert one.attributes["aria-labelledby"] in by_id
+            if one.tag == "svg":
+                assert one.attributes["role"] == "img"
+                assert by_id[one.attributes["aria-labelledby"]].text
+            if one.tag == "table":
+                assert one.text.strip()

@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 
 import httpx
-from redis.asyncio import Redis
 from service import keyspace
+from service.adapters.redis_urls import open_client
 
 from tests.support import ServerProcess, free_port
 
@@ -22,6 +22,7 @@ def environment(redis_url: str, hindsight_url: str, **settings: object) -> dict[
         "redis_url": redis_url,
         "hindsight_url": hindsight_url,
         "quiet_s": 0,
+        "drain_s": 0,
         **settings,
     }
     return inherited | {f"MEMORY_{name.upper()}": str(value) for name, value in given.items()}
@@ -43,7 +44,7 @@ class WorkerProcess(ServerProcess):
         )
 
     async def _has_heartbeat(self) -> bool:
-        async with Redis.from_url(self._redis_url) as redis:
+        async with open_client(self._redis_url) as redis:
             return bool(await redis.exists(keyspace.ARQ_HEALTH))
 
 

@@ -10,7 +10,7 @@ from service.adapters.turns import NewTurn, TurnsLog
 from service.scope import BankId, ConversationId, DocumentId, JobId, conversation_of, document_of
 
 # Accepted work and the dead letters are kept until they are dealt with; everything else must expire.
-KEPT = ("mem:due", "mem:claims", "mem:claim-number", "mem:waiting", "mem:dead")
+KEPT = ("mem:due", "mem:claims", "mem:claim-number", "mem:waiting", "mem:dead", "mem:data-version")
 KEPT_BY_BANK = ("mem:turns:", "mem:conversations:", "mem:batch:", "mem:dead-of:")
 
 
@@ -123,3 +123,18 @@ async def pass_time(redis: Redis, *banks: str) -> None:
     """Let the time of these banks come (all, if none is named): claims end, and what was put off is due."""
     for bank in banks or [name for name, _ in await redis.zrange(keyspace.DUE, 0, -1, withscores=True)]:
         await redis.zadd(keyspace.DUE, {bank: 1}, xx=True)
+
+
+async def grow_old(redis: Redis, bank: BankId, by_ms: int) -> None:
+    """Make what waits in a bank as old as if it had been accepted that long ago."""
+    for key, separator, places in (
+        (keyspace.turns(bank), "\n", (1,)),
+        (keyspace.conversations(bank), " ", (0, 1)),
+    ):
+        fields: dict[str, str] = await redis.hgetall(key)  # type: ignore[misc]
+        for name, value in fields.items():
+            parts = value.split(separator)
+            for place in places:
+                parts[place] = str(int(parts[place]) - by_ms)
+            await redis.hset(key, name, separator.join(parts))  # type: ignore[misc]
+    await redis.zincrby(keyspace.DUE, -by_ms, bank)

@@ -1,4 +1,4 @@
-"""`health_api.py live|ready`: does the API in this container answer? Exit status 0 if it does.
+"""`health_api.py live|ready|ready?only=serving`: does the API in this container answer? Exit status 0: yes.
 
 Standard library only, so that a check every few seconds costs next to nothing.
 """

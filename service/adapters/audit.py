@@ -1,16 +1,12 @@
 """The audit trail: a Redis stream that is only ever added to, and cut off at its old end."""
 
 from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from time import time
-from types import TracebackType
 from typing import Self
 
-from redis.asyncio import Redis
-from redis.exceptions import RedisError
-
 from service import keyspace
+from service.adapters.redis_client import RedisStore
 from service.errors import KeysUnavailable
 from service.settings import Settings
 
@@ -21,7 +17,9 @@ _PAGE = 1000
 class AuditEvent:
     """Key `key_id` of `tenant` did `action` to `subject`, `count` times within a second, with that status.
 
-    `subject` is a bank or a key's id, or "" for what concerns nobody in particular; `at_ms` is Unix time.
+    `key_id` is `cli` for a command, `worker` for what gets too old; `tenant` is the memory's then, and
+    `status` is 0. `subject` is a bank or a key's id, or "" for what concerns nobody in particular; `at_ms`
+    is Unix time.
     """
 
     at_ms: int
@@ -33,34 +31,21 @@ class AuditEvent:
     count: int
 
 
-class AuditTrail:
-    """Open it as an async context manager; every method raises `KeysUnavailable` without Redis."""
+class AuditTrail(RedisStore):
+    """The stream in Redis; every method raises `KeysUnavailable` without it."""
+
+    _ERROR = KeysUnavailable
+    _SENTENCE = "The audit trail cannot be reached; try again soon."
 
     def __init__(self, redis_url: str, *, days: int, most: int, timeout_s: float = 2.0) -> None:
-        self._url = redis_url
+        super().__init__(redis_url, timeout_s=timeout_s)
         self._ttl_s = days * 86_400
         self._most = most
-        self._timeout_s = timeout_s
 
     @classmethod
     def from_settings(cls, settings: Settings) -> Self:
         """Kept where accepted turns are: it must not be evicted."""
         return cls(settings.redis_url, days=settings.audit_days, most=settings.audit_max_events)
-
-    async def __aenter__(self) -> Self:
-        self._redis: Redis = Redis.from_url(
-            self._url,
-            decode_responses=True,
-            socket_timeout=self._timeout_s,
-            socket_connect_timeout=self._timeout_s,
-            health_check_interval=15,
-        )
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._redis.aclose()
 
     async def append(self, events: Iterable[AuditEvent]) -> None:
         """Add events, in one round trip, and cut off what is too old or too much."""
@@ -106,12 +91,3 @@ class AuditTrail:
             if len(page) < _PAGE:
                 return
             start = f"({page[-1][0]}"
-
-    @asynccontextmanager
-    async def _errors(self) -> AsyncIterator[None]:
-        try:
-            yield
-        except (RedisError, OSError, TimeoutError) as exc:
-            raise KeysUnavailable(
-                "The audit trail cannot be reached; try again soon.", retry_after_s=5
-            ) from exc

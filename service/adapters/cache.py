@@ -25,7 +25,7 @@ from hiredis import HiredisError
 from redis.exceptions import RedisError
 
 from service import keyspace
-from service.adapters.pipelined import PipelinedRedis
+from service.adapters.cluster import cache_redis
 from service.errors import CacheUnavailable
 from service.scope import BankId
 from service.settings import Settings
@@ -123,7 +123,7 @@ class RecallCache:
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
         self._stack = AsyncExitStack()
-        self._redis = await self._stack.enter_async_context(PipelinedRedis(self._url))
+        self._redis = await self._stack.enter_async_context(cache_redis(self._url))
         return self
 
     async def __aexit__(
@@ -145,7 +145,7 @@ class RecallCache:
             raise CacheUnavailable("The cache does not answer.") from exc
         if write is None or purge is None:
             return NOT_FOUND
-        epochs = Epochs(write, purge, self._redis.server)
+        epochs = Epochs(write, purge, self._redis.server_of(address.purge))
         if value is None:
             return Found(epochs, None, None)
         head, _, body = cast("bytes", value).partition(b"\n")
@@ -170,7 +170,7 @@ class RecallCache:
             )
         if write is None or purge is None:
             raise CacheUnavailable("The cache lost an epoch at once.")
-        return Epochs(write, purge, self._redis.server)
+        return Epochs(write, purge, self._redis.server_of(keys[1]))
 
     async def publish(
         self, bank: BankId, question: str, epochs: Epochs, body: bytes, ttl_s: float, ends: float

@@ -46,11 +46,11 @@ class Upstream:
     _source: Any
     _gateway: "Gateway"
 
-    async def chunks(self) -> AsyncIterator[dict[str, Any]]:
+    async def chunks(self) -> AsyncIterator[list[dict[str, Any]]]:
         """`chat.completion.chunk` objects as they come; raises what `Gateway` says, also in the middle."""
         try:
             async for chunk in self._source:
-                yield chunk.model_dump(exclude_none=True, exclude_unset=True)
+                yield [chunk.model_dump(exclude_none=True, exclude_unset=True)]
         except self._gateway.errors as exc:
             raise self._gateway.error(exc) from exc
 
@@ -112,6 +112,8 @@ class Gateway:
 
     def _load(self) -> tuple[Vendor, Any]:
         vendor = load_vendor()
+        # To guess the tokens of a picture it would fetch it; what the models count themselves is passed on.
+        vendor.litellm.disable_token_counter = True
         routing = {
             "num_retries": 0,
             # A lone model that is put aside for a while would only turn one error into several.

@@ -22,11 +22,13 @@ import aiohttp
 from circuitbreaker import CircuitBreaker
 from hindsight_client import Hindsight
 from hindsight_client_api.exceptions import ApiException, OpenApiException
+from hindsight_client_api.models.bank_config_update import BankConfigUpdate
 from hindsight_client_api.models.recall_result import RecallResult
 from pydantic import ValidationError
 
+from service.adapters.tracing import TracedCalls
 from service.errors import HindsightRejected, HindsightUnavailable
-from service.scope import BankId, DocumentId, OperationId
+from service.scope import BankId, DocumentId, OperationId, tenant_mark
 from service.settings import Settings
 
 Budget = Literal["low", "mid", "high"]
@@ -35,6 +37,8 @@ TagsMatch = Literal["any_strict", "all_strict"]
 # Measured on Hindsight 1.1.0 without a cross-encoder: the graph and temporal arms bury the turn that
 # answers (first five: 22% with them, 56% without) and take two thirds of the time.
 BANK_SETTINGS: dict[str, bool] = {"enable_graph_retrieval": False, "enable_temporal_retrieval": False}
+# All that `policy/bank_config` may set.
+_MANAGED = ("retain_extraction_mode", "enable_observations", "entity_labels", "default_observation_scopes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +109,7 @@ class HindsightAdapter:
         fair_timeout_s: float = _FAIR_TIMEOUT_S,
         open_s: float = _OPEN_S,
         bank_config: Mapping[str, Any] | None = None,
+        tenant_configs: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
         self._url = url
         self._api_key = api_key
@@ -113,12 +118,19 @@ class HindsightAdapter:
         self._fair_timeout_s = fair_timeout_s
         self._open_s = open_s
         self._bank_config = dict(bank_config or {})
+        self._tenant_configs = dict(tenant_configs or {})
         self._is_probing = False
 
     @classmethod
-    def from_settings(cls, settings: Settings, bank_config: Mapping[str, Any] | None = None) -> Self:
+    def from_settings(
+        cls,
+        settings: Settings,
+        bank_config: Mapping[str, Any] | None = None,
+        tenant_configs: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> Self:
         """The server that `MEMORY_HINDSIGHT_URL` names; `bank_config` is what its banks get besides.
 
+        `tenant_configs` has those of tenants that differ in their labels; all are of one extraction mode.
         Everything that makes banks or retains must be given the same (see `policy/bank_config`).
         """
         return cls(
@@ -128,6 +140,7 @@ class HindsightAdapter:
             retain_timeout_s=settings.retain_timeout_s,
             fair_timeout_s=min(_FAIR_TIMEOUT_S, _FAIR_SHARE * settings.recall_deadline_ms / 1000),
             bank_config=bank_config,
+            tenant_configs=tenant_configs,
         )
 
     async def __aenter__(self) -> Self:
@@ -138,6 +151,9 @@ class HindsightAdapter:
         self._patient = Hindsight(
             self._url, self._api_key, timeout=self._retain_timeout_s, user_agent="dify-memory", max_attempts=1
         )
+        for client in (self._quick, self._patient):
+            api_client = client.operations.api_client  # one for all of the client's parts
+            api_client.rest_client = TracedCalls(api_client.rest_client)
         # Recall only: the worker has a schedule of its own and must see Hindsight come back.
         self._breaker = CircuitBreaker(
             _FAILURES_TO_OPEN, self._open_s, expected_exception=HindsightUnavailable, name="recall"
@@ -156,6 +172,11 @@ class HindsightAdapter:
         return self._patient
 
     @property
+    def is_spared(self) -> bool:
+        """Whether recalls do without Hindsight now, since it failed several times; one may try."""
+        return not self._breaker.closed
+
+    @property
     def patience_s(self) -> float:
         """Time limit of one such call."""
         return self._retain_timeout_s
@@ -167,6 +188,7 @@ class HindsightAdapter:
         *,
         budget: Budget,
         max_tokens: int,
+        fact_types: Sequence[str] = (),
         tags: Sequence[str] = (),
         tags_match: TagsMatch = "all_strict",
         timeout_s: float,
@@ -184,10 +206,11 @@ class HindsightAdapter:
                     query,
                     budget=budget,
                     max_tokens=max_tokens,
-                    types=["observation", "world", "experience"],
+                    types=list(fact_types) or ["observation", "world", "experience"],
                     prefer_observations=True,
                     # Look-ups by id: an observation has none of the labels that tell facts' importance.
-                    include_source_facts=bool(self._bank_config.get("enable_observations")),
+                    # Where nobody was chosen Hindsight may well make observations.
+                    include_source_facts=bool(self._bank_config.get("enable_observations", True)),
                     tags=list(tags) or None,
                     tags_match=tags_match if tags else "any",
                 )
@@ -220,23 +243,58 @@ class HindsightAdapter:
             if is_probe:
                 self._is_probing = False
 
-    @property
-    def bank_config_id(self) -> str:
-        """Stands for the configuration that banks get: another one makes them be made anew."""
-        if not self._bank_config:
-            return "1"
-        return hashlib.sha256(json.dumps(self._bank_config, sort_keys=True).encode()).hexdigest()[:12]
+    def bank_config_id(self, tenant: str) -> str:
+        """Stands for all that a tenant's banks are made with: another one makes them be made anew."""
+        made_with = [tenant_mark(tenant), BANK_SETTINGS, self._config_of(tenant)]
+        return hashlib.sha256(json.dumps(made_with, sort_keys=True).encode()).hexdigest()[:12]
 
-    async def make_bank(self, bank: BankId) -> None:
-        """Create the bank with the settings recall is tuned for; harmless when it exists."""
+    def _config_of(self, tenant: str) -> Mapping[str, Any]:
+        return self._tenant_configs.get(tenant, self._bank_config)
+
+    async def make_bank(self, bank: BankId, tenant: str | None) -> None:
+        """Create the bank with the settings recall is tuned for and the tenant's configuration.
+
+        When it exists it gets the same, and what an earlier configuration has set besides is cleared. Its
+        name is made to tell the tenant (see `scope.tenant_mark`). None: whose it is is not known; what
+        tells tenants apart stays as it is then.
+        """
+        config = dict(self._bank_config if tenant is None else self._config_of(tenant))
+        cleared = dict.fromkeys(name for name in _MANAGED if name not in config)
+        if tenant is None:
+            cleared.pop("entity_labels", None)
+            config.pop("entity_labels", None)
         async with vendor_errors(self._retain_timeout_s):
             await self._patient.acreate_bank(
                 bank,
+                name=None if tenant is None else tenant_mark(tenant),
                 enable_graph_retrieval=BANK_SETTINGS["enable_graph_retrieval"],
                 enable_temporal_retrieval=BANK_SETTINGS["enable_temporal_retrieval"],
             )
-            if self._bank_config:
-                await self._patient.aupdate_bank_config(bank, **self._bank_config)
+            if config:
+                # The client's own method leaves nulls out, which are what clears a value.
+                await self._patient.banks.update_bank_config(
+                    bank, BankConfigUpdate(updates=config | cleared), _request_timeout=self._retain_timeout_s
+                )
+
+    async def is_bank_as_made(self, bank: BankId, tenant: str) -> bool:
+        """Whether the bank is there and still extracts and ranks as `make_bank` has it.
+
+        Hindsight may have lost it, or have been put back to what it was; a retain would then make it anew
+        with Hindsight's defaults. False also where the bank's configuration cannot be looked at.
+        """
+        config = self._config_of(tenant)
+        wanted = BANK_SETTINGS | (dict.fromkeys(_MANAGED) | dict(config) if config else {})
+        try:
+            async with vendor_errors(self._retain_timeout_s):
+                found = await self._patient.banks.get_bank_config(
+                    bank, _request_timeout=self._retain_timeout_s
+                )
+                overrides = found.overrides or {}
+        except HindsightRejected:
+            return False
+        # Hindsight writes out what is in lists in its own way.
+        plain = {name: value for name, value in wanted.items() if not isinstance(value, list)}
+        return all(overrides.get(name) == value for name, value in plain.items())
 
     async def retain(self, bank: BankId, items: Sequence[Item], operation: OperationId) -> None:
         """Hand `items` to Hindsight's own durable queue under `operation`.

@@ -1,4 +1,4 @@
-"""Hindsight's side of what is kept: facts of a document, and taking a fact out of what is recalled.
+"""Hindsight's side of what is kept: facts of a document, taking a fact out of what is recalled, and back.
 
 Facts about Hindsight 1.1.0 this rests on: an invalidated fact is not recalled, listed or consolidated any
 more and its observations go, but it can be made valid again; observations themselves cannot be changed.
@@ -6,7 +6,7 @@ more and its observations go, but it can be made valid again; observations thems
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from hindsight_client_api.exceptions import ApiException
 from hindsight_client_api.models.update_memory_request import UpdateMemoryRequest
@@ -26,6 +26,18 @@ class StoredFact:
     tags: tuple[str, ...]
     metadata: Mapping[str, str]
     is_derived: bool = False
+    document_id: DocumentId | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SetAside:
+    """One fact that was taken out of what is recalled; `at` is ISO 8601, as Hindsight writes it."""
+
+    id: str
+    text: str
+    tags: tuple[str, ...]
+    reason: str
+    at: str
 
 
 class HindsightCurate:
@@ -62,6 +74,7 @@ class HindsightCurate:
                     tuple(item.tags or ()),
                     {name: str(value) for name, value in (item.metadata or {}).items()},
                     item.fact_type == "observation",
+                    DocumentId(item.document_id) if item.document_id else None,
                 )
                 for item in page.items
             ]
@@ -74,6 +87,58 @@ class HindsightCurate:
                     bank,
                     fact_id,
                     UpdateMemoryRequest(state="invalidated", reason=reason),
+                    _request_timeout=self._hindsight.patience_s,
+                )
+            except ApiException as exc:
+                if exc.status != 404:
+                    raise
+
+    async def set_aside(self, bank: BankId, *, limit: int, offset: int) -> list[SetAside]:
+        """A page of the facts that were taken out of what is recalled, newest first."""
+        async with vendor_errors(self._hindsight.patience_s):
+            try:
+                page = await self._hindsight.patient.alist_memories(
+                    bank, state="invalidated", limit=limit, offset=offset
+                )
+            except ApiException as exc:
+                if exc.status != 404:
+                    raise
+                return []
+            return [
+                SetAside(
+                    item.id,
+                    item.text or "",
+                    tuple(item.tags or ()),
+                    item.invalidation_reason or "",
+                    item.invalidated_at or "",
+                )
+                for item in page.items
+            ]
+
+    async def why_set_aside(self, bank: BankId, fact_id: str) -> str | None:
+        """Why a fact was taken out of what is recalled; None: it was not, or there is none."""
+        async with vendor_errors(self._hindsight.patience_s):
+            try:
+                found = cast(
+                    "Mapping[str, Any]",
+                    await self._hindsight.patient.memory.get_memory(
+                        bank, fact_id, _request_timeout=self._hindsight.patience_s
+                    ),
+                )
+            except ApiException as exc:
+                if exc.status not in (400, 404):
+                    raise
+                return None
+            return str(found.get("invalidation_reason") or "") if found["state"] == "invalidated" else None
+
+    async def restore(self, bank: BankId, fact_id: str) -> None:
+        """Let a fact be recalled again; harmless when it is, or when it is gone."""
+        async with vendor_errors(self._hindsight.patience_s):
+            try:
+                await self._hindsight.patient.memory.update_memory(
+                    bank,
+                    fact_id,
+                    UpdateMemoryRequest(state="valid"),
                     _request_timeout=self._hindsight.patience_s,
                 )
             except ApiException as exc:

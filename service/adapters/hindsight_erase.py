@@ -29,6 +29,7 @@ from service.scope import BankId, ConversationId, DocumentId, OperationId
 _PAGE = 100
 _MOST_AT_ONCE = 4
 _BLANK = "(forgotten)"
+_FORGOTTEN = "forgotten"
 # A worker notes its progress far more often; one that is silent this long has died, and Hindsight itself
 # never takes such an operation up again.
 _DEAD_AFTER = timedelta(minutes=30)
@@ -54,12 +55,16 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A memory as far as forgetting it goes; an observation has sources and no document."""
+    """A memory as far as forgetting it goes; an observation has sources and no document.
+
+    `is_set_aside`: taken out of what is recalled, with its words, and may be taken back.
+    """
 
     id: str
     is_observation: bool
     document: DocumentId | None
     source_ids: tuple[str, ...]
+    is_set_aside: bool = False
 
 
 class HindsightEraser:
@@ -229,7 +234,8 @@ class HindsightEraser:
                 if exc.status not in (400, 404):  # 400: not in the form of an id
                     raise
                 return None
-            if found.get("state") == "invalidated":
+            is_set_aside = found.get("state") == "invalidated"
+            if is_set_aside and found.get("invalidation_reason") == _FORGOTTEN:
                 return None
             document = found.get("document_id")
             return Known(
@@ -237,6 +243,7 @@ class HindsightEraser:
                 is_observation=found["type"] == "observation",
                 document=DocumentId(document) if document else None,
                 source_ids=tuple(found.get("source_memory_ids") or ()),
+                is_set_aside=is_set_aside,
             )
 
     async def facts_in(self, bank: BankId, document: DocumentId) -> set[str]:
@@ -256,21 +263,31 @@ class HindsightEraser:
                 return found
 
     async def blank(self, bank: BankId, fact_id: str) -> bool:
-        """Take a fact's words away and the fact out of all that is recalled; False: there is no such fact."""
+        """Take a fact's words away and the fact out of all that is recalled; False: there is no such fact.
+
+        One that was set aside has to come back for a moment first.
+        """
         change = UpdateMemoryRequest(
-            text=_BLANK, context="", entities=[], state="invalidated", reason="forgotten"
+            text=_BLANK, context="", entities=[], state="invalidated", reason=_FORGOTTEN
         )
         try:
-            async with vendor_errors(self._hindsight.patience_s):
-                await self._client.memory.update_memory(
-                    bank, fact_id, change, _request_timeout=self._hindsight.patience_s
-                )
+            await self._update(bank, fact_id, change)
         except HindsightRejected:
-            # Gone or archived meanwhile: "cannot edit an invalidated memory".
-            if await self.memory(bank, fact_id) is not None:
+            # "Cannot edit an invalidated memory", or there is none any more.
+            known = await self.memory(bank, fact_id)
+            if known is None:
+                return False
+            if not known.is_set_aside:
                 raise
-            return False
+            await self._update(bank, fact_id, UpdateMemoryRequest(state="valid"))
+            await self._update(bank, fact_id, change)
         return True
+
+    async def _update(self, bank: BankId, fact_id: str, change: UpdateMemoryRequest) -> None:
+        async with vendor_errors(self._hindsight.patience_s):
+            await self._client.memory.update_memory(
+                bank, fact_id, change, _request_timeout=self._hindsight.patience_s
+            )
 
 
 def _running(

@@ -17,19 +17,30 @@ from typing import Any, Literal, NamedTuple, cast
 from hindsight_client_api.exceptions import ApiException
 from hindsight_client_api.models.document_list_item import DocumentListItem
 from hindsight_client_api.models.memory_unit_list_item import MemoryUnitListItem
+from hindsight_client_api.models.mental_model_trigger_input_tag_groups_inner import (
+    MentalModelTriggerInputTagGroupsInner as AnyTagGroup,
+)
+from hindsight_client_api.models.reflect_include_options import ReflectIncludeOptions
 from hindsight_client_api.models.reflect_request import ReflectRequest
+from hindsight_client_api.models.tag_group_leaf import TagGroupLeaf
 from hindsight_client_api.models.update_memory_request import UpdateMemoryRequest
 
-from service.adapters.hindsight import Budget, HindsightAdapter, vendor_errors
+from service.adapters.hindsight import Budget, HindsightAdapter, TagsMatch, vendor_errors
 from service.errors import LanguageModelMissing
-from service.scope import BankId, DocumentId
+from service.scope import BankId, DocumentId, is_bank_id, is_tenant_mark
 
+# Tags, and how a memory's own have to fit them.
+TagGroup = tuple[Sequence[str], TagsMatch]
 FactType = Literal["world", "experience", "observation"]
+_PAGE = 100
 
 
 @dataclass(frozen=True, slots=True)
 class StoredMemory:
-    """One memory as it is kept; `said_at` is when it was said, `source_ids` what an observation rests on."""
+    """One memory as it is kept; `said_at` is when it was said, `source_ids` what an observation rests on.
+
+    `why_set_aside`: why it was taken out of what is recalled; None: it was not.
+    """
 
     id: str
     text: str
@@ -39,11 +50,20 @@ class StoredMemory:
     tags: tuple[str, ...]
     metadata: Mapping[str, str]
     source_ids: tuple[str, ...]
+    why_set_aside: str | None = None
 
     @property
     def is_derived(self) -> bool:
         """Whether it was made from other memories, which hold what it says, too."""
         return self.fact_type == "observation"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBank:
+    """One bank; `mark` tells whose it is (see `scope.tenant_mark`), empty if it does not tell."""
+
+    id: BankId
+    mark: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +84,14 @@ class Source(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Reflection:
-    """An answer in words, and in the form that was asked for (None: not asked, or the model failed at it)."""
+    """An answer in words, and in the form that was asked for (None: not asked, or the model failed at it).
+
+    `source_ids` are the memories it rests on, as far as Hindsight tells.
+    """
 
     text: str
     structured: Mapping[str, Any] | None
+    source_ids: tuple[str, ...] = ()
 
 
 class HindsightReview:
@@ -88,12 +112,14 @@ class HindsightReview:
         query: str = "",
         tags: Sequence[str] = (),
         document: DocumentId | None = None,
+        is_set_aside: bool = False,
         limit: int = 100,
         offset: int = 0,
     ) -> list[StoredMemory]:
         """Memories said before a moment (exclusive), newest first, those of one moment by id.
 
         `tags`: any of them. `query` is looked for in the text and in its context, without regard to case.
+        `is_set_aside`: those that were taken out of what is recalled, and no others.
         """
         async with vendor_errors(self._hindsight.patience_s):
             try:
@@ -108,6 +134,7 @@ class HindsightReview:
                     tags=list(tags) or None,
                     tags_match="any_strict" if tags else None,
                     document_id=document,
+                    state="invalidated" if is_set_aside else "valid",
                 )
             except ApiException as exc:
                 if exc.status != 404:
@@ -166,14 +193,24 @@ class HindsightReview:
                 return []
             return [_document(item) for item in page.items]
 
-    async def banks(self, *, limit: int, offset: int, prefix: str) -> tuple[list[BankId], int]:
-        """Banks of one page whose id begins with `prefix`, and how many banks of any name the page held."""
+    async def banks(self, *, limit: int, offset: int, prefix: str) -> tuple[list[StoredBank], int]:
+        """Banks of ours on one page whose id begins with `prefix`, and how many banks of any name it held."""
         async with vendor_errors(self._hindsight.patience_s):
             page = await self._hindsight.patient.banks.list_banks(
                 q=prefix, limit=limit, offset=offset, _request_timeout=self._hindsight.patience_s
             )
-            ids = [bank.bank_id for bank in page.banks]
-        return [BankId(bank_id) for bank_id in ids if bank_id.startswith(prefix)], len(ids)
+            found = [
+                StoredBank(BankId(bank.bank_id), bank.name if bank.name and is_tenant_mark(bank.name) else "")
+                for bank in page.banks
+            ]
+        ours = [bank for bank in found if is_bank_id(bank.id) and bank.id.startswith(prefix)]
+        return ours, len(found)
+
+    async def mark_of(self, bank: BankId) -> str | None:
+        """Whose a bank is, as it tells now (see `StoredBank`); None: there is no such bank."""
+        # The bank's own record is in no other answer; the search finds ids that are part of others, too.
+        found, _ = await self.banks(limit=_PAGE, offset=0, prefix=bank)
+        return next((one.mark for one in found if one.id == bank), None)
 
     async def reflect(
         self,
@@ -183,15 +220,22 @@ class HindsightReview:
         budget: Budget,
         response_schema: Mapping[str, Any] | None,
         timeout_s: float,
+        tag_groups: Sequence[TagGroup] = (),
+        fact_types: Sequence[str] = (),
     ) -> Reflection:
         """Let Hindsight's language model answer `query` from the bank; several calls of the model.
 
+        Only memories whose tags fit each of the groups are looked at, and only those of the fact types.
         Raises `LanguageModelMissing` when Hindsight has none.
         """
         request = ReflectRequest(
             query=query,
             budget=cast("Any", budget),
             response_schema=dict(response_schema) if response_schema else None,
+            fact_types=list(fact_types) or None,
+            tag_groups=[AnyTagGroup(TagGroupLeaf(tags=list(tags), match=match)) for tags, match in tag_groups]
+            or None,
+            include=ReflectIncludeOptions(facts={}),
         )
         async with vendor_errors(timeout_s):
             try:
@@ -205,7 +249,10 @@ class HindsightReview:
                     "This memory has no language model, so that it cannot reason; "
                     "set MEMORY_LLM_MODEL and restart, or use recall."
                 ) from exc
-        return Reflection(reply.text, reply.structured_output)
+        facts = (reply.based_on.memories if reply.based_on else None) or ()
+        return Reflection(
+            reply.text, reply.structured_output, tuple(fact.id for fact in facts if fact.id is not None)
+        )
 
 
 def _literal(query: str) -> str:
@@ -223,6 +270,7 @@ def _memory(item: MemoryUnitListItem) -> StoredMemory:
         tags=tuple(item.tags or ()),
         metadata={name: str(value) for name, value in (item.metadata or {}).items()},
         source_ids=tuple(item.source_memory_ids or ()),
+        why_set_aside=(item.invalidation_reason or "") if item.state == "invalidated" else None,
     )
 
 

@@ -12,19 +12,14 @@ import logging
 import re
 import secrets
 import string
-from collections.abc import AsyncIterator, Awaitable, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Iterable
 from dataclasses import asdict, dataclass
-from types import TracebackType
-from typing import Any, Literal, Self, cast
-
-from redis.asyncio import Redis
-from redis.exceptions import RedisError
+from typing import Any, Literal, cast
 
 from service import keyspace
+from service.adapters.redis_client import RedisStore
 from service.errors import KeysUnavailable
 from service.scope import BankId
-from service.settings import Settings
 
 Scope = Literal["recall", "add", "review", "forget", "chat", "admin"]
 ALL_SCOPES: frozenset[Scope] = frozenset({"recall", "add", "review", "forget", "chat", "admin"})
@@ -95,32 +90,11 @@ def digest_of(key: str, grant: Grant, pepper: bytes) -> str:
     return hmac.digest(pepper or b"-", said.encode(), hashlib.sha256).hex()
 
 
-class KeyStore:
-    """Open it as an async context manager; every method raises `KeysUnavailable` without Redis."""
+class KeyStore(RedisStore):
+    """The keys in Redis; every method raises `KeysUnavailable` without it."""
 
-    def __init__(self, redis_url: str, *, timeout_s: float = 2.0) -> None:
-        self._url = redis_url
-        self._timeout_s = timeout_s
-
-    @classmethod
-    def from_settings(cls, settings: Settings) -> Self:
-        """Kept where accepted turns are: keys must not be evicted."""
-        return cls(settings.redis_url)
-
-    async def __aenter__(self) -> Self:
-        self._redis: Redis = Redis.from_url(
-            self._url,
-            decode_responses=True,
-            socket_timeout=self._timeout_s,
-            socket_connect_timeout=self._timeout_s,
-            health_check_interval=15,
-        )
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._redis.aclose()
+    _ERROR = KeysUnavailable
+    _SENTENCE = "The keys cannot be reached; try again soon."
 
     async def version(self) -> str:
         """Changes whenever any key changes; "" while there is none."""
@@ -166,13 +140,6 @@ class KeyStore:
                 pipe.hdel(keyspace.KEYS, *names)
             pipe.hset(keyspace.KEYS, mapping={**fields, _VERSION: secrets.token_hex(8)})
             await pipe.execute()
-
-    @asynccontextmanager
-    async def _errors(self) -> AsyncIterator[None]:
-        try:
-            yield
-        except (RedisError, OSError, TimeoutError, UnicodeDecodeError) as exc:
-            raise KeysUnavailable("The keys cannot be reached; try again soon.", retry_after_s=5) from exc
 
 
 def _rendered(record: KeyRecord) -> str:

@@ -18,7 +18,7 @@ from time import monotonic
 from types import TracebackType
 from typing import Any, Final, Self
 
-from service.errors import LlmMisconfigured, LlmRejected, LlmUnavailable
+from service.errors import LlmMisconfigured, LlmNotAsked, LlmRejected, LlmUnavailable
 from service.settings import Settings
 
 _log = logging.getLogger(__name__)
@@ -27,6 +27,14 @@ _MISCONFIGURED: Final = frozenset({401, 403, 404})
 _REJECTED: Final = frozenset({400, 413, 422})
 _LONGEST_WAIT_S: Final = 3600.0
 _MOST_ANSWER_TOKENS: Final = 4000
+# How long it is believed that a model takes, or refuses, what nobody can object to.
+_WELCOME_S: Final = 300.0
+_UNWELCOME_S: Final = 60.0
+# JSON is named, which some providers require of whoever asks for it.
+_HARMLESS: Final = (
+    {"role": "system", "content": "Answer with an empty JSON object."},
+    {"role": "user", "content": "Hello."},
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +58,11 @@ class Vendor:
 
 
 class LlmAdapter:
-    """One model and the models that stand in for it; open it as an async context manager."""
+    """One model and the models that stand in for it; open it as an async context manager.
+
+    `api_key` and `base_url` are the first model's. They also go to models of the same provider; a model of
+    another one gets neither, and litellm takes its key from the provider's own environment variable.
+    """
 
     def __init__(
         self, models: Sequence[str], *, api_key: str | None, base_url: str | None, timeout_s: float
@@ -61,6 +73,8 @@ class LlmAdapter:
         self._timeout_s = timeout_s
         # Models that asked for a pause, and when it ends (monotonic seconds).
         self._pauses: dict[str, float] = {}
+        # Whether models take what is harmless, and until when that is believed (monotonic seconds).
+        self._welcomes: dict[str, tuple[bool, float]] = {}
 
     @classmethod
     def from_settings(cls, settings: Settings) -> Self:
@@ -97,13 +111,46 @@ class LlmAdapter:
         for position, model in enumerate(self._models):
             share_s = (ends - monotonic()) / (len(self._models) - position)
             try:
-                return await self._ask(vendor, model, messages, schema, name, max(0.5, share_s))
+                return await self._ask_or_blame(vendor, model, messages, schema, name, max(0.5, share_s))
             except (LlmUnavailable, LlmMisconfigured, LlmRejected) as exc:
                 failures.append(exc)
                 _log.warning("llm_failed", extra={"code": exc.code, "position": position})
         # What may pass goes before what only the operator can change, and that before a refusal.
-        order = (LlmUnavailable, LlmMisconfigured, LlmRejected)
+        order = (LlmUnavailable, LlmNotAsked, LlmMisconfigured, LlmRejected)
         raise min(failures, key=lambda failure: order.index(type(failure)))
+
+    async def _ask_or_blame(
+        self,
+        vendor: Vendor,
+        model: str,
+        messages: Sequence[Mapping[str, str]],
+        schema: Mapping[str, Any],
+        name: str,
+        timeout_s: float,
+    ) -> Completion:
+        """As `_ask`; a refusal is the text's fault only if the model takes a harmless one.
+
+        Providers answer 400 also to a parameter or a name that they do not know: all texts would be given up.
+        """
+        ends = monotonic() + timeout_s
+        try:
+            return await self._ask(vendor, model, messages, schema, name, timeout_s)
+        except LlmRejected:
+            is_welcome, until = self._welcomes.get(model, (False, 0.0))
+            if until <= monotonic():
+                try:
+                    # Some tokens every five minutes at most: not worth an account.
+                    await self._ask(vendor, model, _HARMLESS, schema, name, max(0.5, ends - monotonic()))
+                    is_welcome = True
+                except LlmRejected:
+                    is_welcome = False
+                believed_s = _WELCOME_S if is_welcome else _UNWELCOME_S
+                self._welcomes[model] = is_welcome, monotonic() + believed_s
+            if is_welcome:
+                raise
+            raise LlmMisconfigured(
+                "The LLM refuses whatever it is asked; check its model and what that supports."
+            ) from None
 
     async def _ask(
         self,
@@ -116,7 +163,10 @@ class LlmAdapter:
     ) -> Completion:
         pause_s = self._pauses.get(model, 0.0) - monotonic()
         if pause_s > 0:
-            raise LlmUnavailable("The LLM asked for a pause.", retry_after_s=int(pause_s) + 1)
+            raise LlmNotAsked("The LLM asked for a pause.", retry_after_s=int(pause_s) + 1)
+        if not _is_known(vendor, model, self._base_url):
+            raise LlmMisconfigured("The LLM's provider is not known; check MEMORY_LLM_MODEL.")
+        is_own = _provider(vendor, model) == _provider(vendor, self._models[0])
         try:
             async with asyncio.timeout(timeout_s):
                 response = await vendor.litellm.acompletion(
@@ -125,8 +175,8 @@ class LlmAdapter:
                     temperature=0,
                     max_tokens=_MOST_ANSWER_TOKENS,
                     response_format=_format(vendor, model, schema, name),
-                    api_key=self._api_key,
-                    api_base=self._base_url,
+                    api_key=self._api_key if is_own else None,
+                    api_base=self._base_url if is_own else None,
                     timeout=timeout_s,
                     num_retries=0,
                     max_retries=0,
@@ -159,6 +209,8 @@ def load_vendor() -> Vendor:
     """Litellm, imported so that it reports nothing home and prints nothing of what it is given."""
     os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
     os.environ["LITELLM_LOG"] = "CRITICAL"
+    # For some providers it would fetch the pictures that a chat only names, from where this service stands.
+    os.environ["MAX_IMAGE_URL_DOWNLOAD_SIZE_MB"] = "0"
     litellm: Any = import_module("litellm")
     litellm.telemetry = False
     litellm.suppress_debug_info = True
@@ -172,6 +224,25 @@ def load_vendor() -> Vendor:
     return Vendor(
         litellm, (family, budget, OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError)
     )
+
+
+def _provider(vendor: Vendor, model: str) -> str:
+    """Who serves a model: what stands before its first "/", else whom litellm takes it to be of."""
+    prefix, slash, _ = model.partition("/")
+    if slash:
+        return prefix.casefold()
+    with suppress(*vendor.errors):  # of a model that litellm has never heard of
+        return str(vendor.litellm.get_llm_provider(model)[1])
+    return model
+
+
+def _is_known(vendor: Vendor, model: str, base_url: str | None) -> bool:
+    """Whether litellm can tell whose a model is; where not it answers 400, as a provider does to a text."""
+    try:
+        vendor.litellm.get_llm_provider(model, api_base=base_url)
+    except vendor.errors:
+        return False
+    return True
 
 
 def _format(vendor: Vendor, model: str, schema: Mapping[str, Any], name: str) -> dict[str, Any]:

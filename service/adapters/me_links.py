@@ -9,14 +9,12 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from time import time
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import jwt
-from redis.asyncio import Redis
-from redis.exceptions import RedisError
 
 from service import keyspace
+from service.adapters.redis_client import RedisStore
 from service.errors import KeysUnavailable, LinkRefused
 from service.scope import BankId
 from service.settings import Settings
@@ -65,10 +63,7 @@ class MeLinks:
     @classmethod
     def from_settings(cls, settings: Settings) -> "MeLinks | None":
         """With `MEMORY_TOKEN_KEYS`; None without."""
-        if settings.token_keys is None:
-            return None
-        given = settings.token_keys.get_secret_value().split(",")
-        return cls(dict(pair.strip().split(":", 1) for pair in given))
+        return cls(settings.token_secrets) if settings.token_secrets else None
 
     def make(self, tenant: str, bank: BankId, ttl_s: int, made_ms: int) -> MeLink:
         """A link for one user of one tenant, good for `ttl_s` seconds from now."""
@@ -141,51 +136,22 @@ def _visit_in(claims: Mapping[str, Any]) -> Visit:
     return Visit(tenant, BankId(claims["sub"]), made_ms, int(claims["exp"]), form_key)
 
 
-class EndedLinks:
-    """Which links were ended before their time; open it as an async context manager.
+class EndedLinks(RedisStore):
+    """Which links were ended before their time, in Redis.
 
     Every method raises `KeysUnavailable` without Redis: a link that may have been ended is not good then.
     """
 
-    def __init__(self, redis_url: str, *, timeout_s: float = 2.0) -> None:
-        self._url = redis_url
-        self._timeout_s = timeout_s
-
-    @classmethod
-    def from_settings(cls, settings: Settings) -> Self:
-        """Kept where accepted turns are: it must not be evicted."""
-        return cls(settings.redis_url)
-
-    async def __aenter__(self) -> Self:
-        self._redis: Redis = Redis.from_url(
-            self._url,
-            decode_responses=True,
-            socket_timeout=self._timeout_s,
-            socket_connect_timeout=self._timeout_s,
-            health_check_interval=15,
-        )
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._redis.aclose()
+    _ERROR = KeysUnavailable
+    _SENTENCE = "Whether this link is good cannot be told now; try again soon."
 
     async def end(self, bank: BankId) -> None:
         """End all links of a bank that were made until now, also by a server whose clock is ahead."""
         until_ms = int((time() + _LEEWAY_S) * 1000)
-        try:
+        async with self._errors():
             await self._redis.set(keyspace.me_ended(bank), until_ms, ex=MAX_LINK_S + 2 * _LEEWAY_S)
-        except (RedisError, OSError, TimeoutError) as exc:
-            raise _away() from exc
 
     async def until_ms(self, bank: BankId) -> int:
         """Links of a bank made until then (Unix ms) are good no more; 0: none was ended."""
-        try:
+        async with self._errors():
             return int(await self._redis.get(keyspace.me_ended(bank)) or 0)
-        except (RedisError, OSError, TimeoutError) as exc:
-            raise _away() from exc
-
-
-def _away() -> KeysUnavailable:
-    return KeysUnavailable("Whether this link is good cannot be told now; try again soon.", retry_after_s=5)

@@ -12,14 +12,15 @@ and its reply is dropped when it comes. A server that stays silent is cut off, s
 import asyncio
 import contextlib
 import math
-import ssl
 from collections import deque
 from collections.abc import Awaitable
 from types import TracebackType
 from typing import Any, Self, cast
 
 import hiredis
-from redis.asyncio.connection import SSLConnection, parse_url
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from service.adapters.redis_urls import SentinelUrl, connection_options, is_sentinel, sentinel_url, tls_of
 
 _CONNECT_TIMEOUT_S = 2.0
 # Nothing is heard for this long while something is awaited: the connection is dead.
@@ -31,13 +32,15 @@ _RUN_ID = b"\nrun_id:"
 _RUN_ID_BYTES = 16
 # A server that does not tell its run id (a proxy, a narrow ACL).
 _NAMELESS = b"-"
+_DEMOTED = "READONLY"
 
 
 class PipelinedRedis:
     """`execute` on one shared connection, made when it is needed; open as an async context manager."""
 
     def __init__(self, redis_url: str) -> None:
-        self._options: dict[str, Any] = dict(parse_url(redis_url))
+        self._sentinel: SentinelUrl | None = sentinel_url(redis_url) if is_sentinel(redis_url) else None
+        self._options: dict[str, Any] = connection_options(redis_url)
         self._protocol: _Protocol | None = None
         self._connecting: asyncio.Task[_Protocol] | None = None
         self._retry_at = 0.0
@@ -50,6 +53,16 @@ class PipelinedRedis:
         reconnected by then. `-` when there was no reply yet, or the server does not tell.
         """
         return _NAMELESS if self._protocol is None else self._protocol.server
+
+    def server_of(self, key: bytes) -> bytes:
+        """`server`, of the one that has this key: here the only one."""
+        del key
+        return _NAMELESS if self._protocol is None else self._protocol.server
+
+    @property
+    def connection(self) -> object | None:
+        """Stands for the live connection, if there is one: another connection is another object."""
+        return None if self._protocol is None or self._protocol.is_lost else self._protocol
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
@@ -70,6 +83,20 @@ class PipelinedRedis:
         if protocol is None or protocol.is_lost:
             protocol = await self._connected()
         return await protocol.send(command)
+
+    async def execute_all(self, *commands: tuple[bytes, ...]) -> list[Any]:
+        """The replies to commands that go out together, on one connection and with nothing between them.
+
+        A reply that is an error stands in its place as a `hiredis.ReplyError`; raises `ConnectionError`.
+        """
+        protocol = self._protocol
+        if protocol is None or protocol.is_lost:
+            protocol = await self._connected()
+        replies = await asyncio.gather(*(protocol.send(each) for each in commands), return_exceptions=True)
+        for reply in replies:
+            if isinstance(reply, BaseException) and not isinstance(reply, hiredis.ReplyError):
+                raise reply
+        return replies
 
     def execute_by(self, ends: float, *command: bytes) -> Awaitable[Any]:
         """`execute`, but `TimeoutError` at `ends` (the loop's time); all who wait share one timer.
@@ -116,12 +143,10 @@ class PipelinedRedis:
             if "path" in options:
                 _, made = await self._loop.create_unix_connection(_Protocol, options["path"])
             else:
-                _, made = await self._loop.create_connection(
-                    _Protocol,
-                    options.get("host", "localhost"),
-                    options.get("port", 6379),
-                    ssl=_tls(options),
-                )
+                host, port = options.get("host", "localhost"), options.get("port", 6379)
+                if self._sentinel is not None:
+                    host, port = await _master_of(self._sentinel)
+                _, made = await self._loop.create_connection(_Protocol, host, port, ssl=tls_of(options))
             protocol = made
             try:
                 if options.get("password"):
@@ -138,12 +163,11 @@ class PipelinedRedis:
         return protocol
 
 
-def _tls(options: dict[str, Any]) -> ssl.SSLContext | None:
-    """The context that redis-py would use, so that one URL means the same to both clients."""
-    if options.get("connection_class") is not SSLConnection:
-        return None
-    given = {name: value for name, value in options.items() if name.startswith("ssl_")}
-    return SSLConnection(**given).ssl_context.get()
+async def _master_of(sentinel: SentinelUrl) -> tuple[str, int]:
+    try:
+        return await sentinel.master_address()
+    except RedisConnectionError as exc:
+        raise ConnectionError("no Sentinel tells where the master is") from exc
 
 
 def _run_id(info: object) -> bytes:
@@ -206,6 +230,10 @@ class _Protocol(asyncio.Protocol):
                     continue
                 if isinstance(reply, Exception):
                     future.set_exception(reply)
+                    if str(reply).startswith(_DEMOTED):
+                        # It was the master and is one no longer: the next connection finds the new one.
+                        self._cut()
+                        return
                 else:
                     future.set_result(reply)
         except (hiredis.ProtocolError, IndexError):

@@ -4,9 +4,9 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any
 
-from redis.asyncio import Redis
 from redis.exceptions import RedisError, ResponseError
 
+from service.adapters.redis_urls import open_client
 from service.errors import TurnsLogUnavailable
 
 
@@ -27,7 +27,7 @@ class RedisFacts:
 
 async def read_redis_facts(url: str, timeout_s: float) -> RedisFacts:
     """Ask the Redis at `url`, on a connection of its own; raises `TurnsLogUnavailable`."""
-    client: Redis = Redis.from_url(url, decode_responses=True, socket_connect_timeout=timeout_s)
+    client = open_client(url, decode_responses=True, socket_connect_timeout=timeout_s)
     try:
         async with asyncio.timeout(timeout_s), client:
             info: dict[str, Any] = await client.info()

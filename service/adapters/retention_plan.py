@@ -11,6 +11,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from service import keyspace
+from service.adapters.redis_urls import open_client
 from service.errors import TurnsLogUnavailable
 from service.scope import BankId
 from service.settings import Settings
@@ -19,6 +20,17 @@ _TTL_S = 3 * 86_400
 _TIMEOUT_S = 2.0
 # Only the holder may end a lease.
 _END_LEASE = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """How far a bank is: `kept` documents were looked at and stay.
+
+    Whose it is does not belong here: a bank is told that while it waits on the list.
+    """
+
+    bank: BankId
+    kept: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +58,7 @@ class RetentionPlan:
         return cls(settings.redis_url)
 
     async def __aenter__(self) -> Self:
-        self._redis: Redis = Redis.from_url(
+        self._redis: Redis = open_client(
             self._url, decode_responses=True, socket_timeout=_TIMEOUT_S, socket_connect_timeout=_TIMEOUT_S
         )
         return self
@@ -89,12 +101,12 @@ class RetentionPlan:
             pipe.expire(keyspace.RETENTION, _TTL_S)
             await pipe.execute()
 
-    async def add(self, banks: Sequence[BankId], *, listed: int, is_listed: bool) -> None:
+    async def add(self, places: Sequence[Place], *, listed: int, is_listed: bool) -> None:
         """Put banks on the list and note how far the reading of all banks has got."""
         with _errors():
             pipe = self._redis.pipeline(transaction=True)
-            for bank in banks:
-                pipe.hsetnx(keyspace.RETENTION_BANKS, bank, "0")
+            for place in places:
+                pipe.hsetnx(keyspace.RETENTION_BANKS, place.bank, str(place.kept))
             pipe.hset(
                 keyspace.RETENTION, mapping={"listed": str(listed), "is_listed": "1" if is_listed else "0"}
             )
@@ -102,19 +114,20 @@ class RetentionPlan:
             pipe.expire(keyspace.RETENTION_BANKS, _TTL_S)
             await pipe.execute()
 
-    async def next(self) -> tuple[BankId, int] | None:
-        """A bank of the list, and how many of its documents were looked at and stay; None: it is empty."""
+    async def next(self) -> Place | None:
+        """A bank of the list; None: it is empty."""
         with _errors():
             found = await cast("Any", self._redis.hrandfield(keyspace.RETENTION_BANKS, 1, withvalues=True))
         if not found:
             return None
         pair = found[0] if isinstance(found[0], list) else found
-        return BankId(pair[0]), int(pair[1])
+        # In an entry of an earlier version, whose the bank was then comes after it.
+        return Place(BankId(pair[0]), int(pair[1].partition(" ")[0]))
 
-    async def note(self, bank: BankId, kept: int) -> None:
+    async def note(self, place: Place) -> None:
         """Keep how far a bank is."""
         with _errors():
-            await cast("Any", self._redis.hset(keyspace.RETENTION_BANKS, bank, str(kept)))
+            await cast("Any", self._redis.hset(keyspace.RETENTION_BANKS, place.bank, str(place.kept)))
 
     async def finish(self, bank: BankId) -> None:
         """Take a bank off the list."""

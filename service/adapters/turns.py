@@ -24,13 +24,15 @@ from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
 from redis.commands.core import AsyncScript
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError
+from redis.exceptions import ReadOnlyError, RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from service import keyspace
 from service.adapters import turns_sweep
 from service.adapters.pipelined import PipelinedRedis
-from service.adapters.turns_scripts import run_shared
+from service.adapters.redis_urls import open_client
+from service.adapters.resting import note_resting
+from service.adapters.turns_scripts import SharedScripts
 from service.adapters.turns_types import (
     Batch,
     Claim,
@@ -119,17 +121,19 @@ class TurnsLog:
         return self._debounce
 
     async def __aenter__(self) -> Self:
-        self._redis: Redis = Redis.from_url(
+        self._redis: Redis = open_client(
             self._url,
             decode_responses=True,
             socket_timeout=self._timeout_s,
             socket_connect_timeout=self._timeout_s,
-            # Scripts are safe to repeat; one quick repetition rides out a closed idle connection.
+            # Scripts are safe to repeat; one quick repetition rides out a closed idle connection, and a
+            # master that is one no longer.
             retry=Retry(ExponentialBackoff(cap=0.2, base=0.02), 1),
-            retry_on_error=[RedisConnectionError],
+            retry_on_error=[RedisConnectionError, ReadOnlyError],
             health_check_interval=15,
         )
         self._shared = await PipelinedRedis(self._url).__aenter__()
+        self._on_shared = SharedScripts(self._shared)
         folder = files("service.adapters") / "lua"
         common = (folder / "common.lua").read_text("utf-8")
         self._scripts: dict[str, AsyncScript] = {
@@ -160,7 +164,8 @@ class TurnsLog:
         With `has_epochs` (the cache is in the same Redis) it also makes what is cached of the bank old.
         `seen` is the digest that identifies the request for `seen_ttl_s` seconds. When this
         returns, the turns are in the append-only file (as durable as its fsync setting). Raises
-        `TooManyWaiting` when the turns would be over the limit of their bank or of all.
+        `TooManyWaiting` when the turns would be over the limit of their bank or of all, and
+        `TurnsLogUnavailable` when it is not certain that they are written: they are then, or never will be.
         """
         keys = [
             keyspace.seen(seen),
@@ -177,7 +182,7 @@ class TurnsLog:
             keyspace.forgotten(bank),
             *([keyspace.write_epoch(bank)] if self.has_epochs else []),
         ]
-        args: list[str | int | float] = [
+        before = (
             job_id,
             seen_ttl_s,
             UNFINISHED_JOB_TTL_S,
@@ -187,14 +192,18 @@ class TurnsLog:
             *self._debounce.arguments,
             self._most_waiting.of_bank,
             self._most_waiting.of_all,
-            *(value for turn in turns for value in (turn.document_id, payload_of(turn))),
-        ]
+        )
+        after = [value for turn in turns for value in (turn.document_id, payload_of(turn))]
+        # Before the limit's own clock starts: the server never goes on after that has run out.
+        ends = asyncio.get_running_loop().time() + self._timeout_s
         async with self._redis_errors():
-            status, known = await run_shared(self._shared, self._scripts["accept"], keys, args)
+            status, known = await self._on_shared.run(
+                self._scripts["accept"], keys, lambda ends_ms: (*before, ends_ms, *after), ends=ends
+            )
         if status == "full":
-            whose = "this user's turns" if known == "bank" else "turns"
+            whose = "of this user's turns" if known == "bank" else "turns"
             raise TooManyWaiting(
-                f"So many of {whose} wait to be stored that no more are taken now; try again soon.",
+                f"So many {whose} wait to be stored that no more are taken now; try again soon.",
                 retry_after_s=_FULL_RETRY_S,
             )
         return "duplicate" if status == "duplicate" else "queued", JobId(known)
@@ -366,6 +375,11 @@ class TurnsLog:
         if reply == "gone":
             raise ClaimLost("The batch is gone.")
 
+    async def note_resting(self, bank: BankId, code: str, wait_s: int) -> None:
+        """The language model is not asked for this bank's turns for `wait_s` seconds, because of `code`."""
+        async with self._redis_errors():
+            await note_resting(self._redis, bank, code, wait_s)
+
     async def check(self) -> LogState:
         """How the log stands; also proves that it can be written to."""
         async with self._redis_errors():
@@ -382,7 +396,8 @@ class TurnsLog:
         overdue_s = max(0.0, (now_ms - oldest[0][1]) / 1000) if oldest else 0.0
         return LogState(
             overdue_s=overdue_s,
-            oldest_batch_s=max(0.0, (now_ms - int(frozen_ms)) / 1000) if frozen_ms else 0.0,
+            # What is no number was not written by us, and no reason to call the log away.
+            oldest_batch_s=max(0.0, (now_ms - int(frozen_ms)) / 1000) if (frozen_ms or "").isdigit() else 0.0,
             waiting_banks=banks,
             dead_letters=dead,
             is_worker_alive=bool(worker),

@@ -1,6 +1,7 @@
 """The walk through the turns log that puts right what only a fault can have left wrong.
 
-No script of the log leaves such a thing behind; a restored backup or a cut append-only file might.
+No script of the log leaves such a thing behind; a restored backup, a cut append-only file, or a worker of an
+older version that runs on beside this one might.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -11,9 +12,13 @@ from typing import Any, cast
 from redis.asyncio import Redis
 
 from service import keyspace
+from service.adapters.data_version import list_letters
+from service.adapters.resting import resting
 from service.scope import BankId
 
 _PAGE = 1000
+# Each of these that is not listed costs two calls; all of them together must fit into one time limit.
+_LETTERS_PAGE = 100
 # Three sweeps long: without a worker nobody knows, and that is seen by its heartbeat.
 _OLDEST_TTL_S = 900
 
@@ -31,30 +36,38 @@ async def sweep(
     errors: Callable[[], AbstractAsyncContextManager[None]],
     run: Callable[[str, Sequence[str], Sequence[str]], Awaitable[Any]],
 ) -> int:
-    """Put banks with work that are not on the list back on it; how many were. Recounts waiting turns.
+    """Put banks with work that are not on the list back on it; how many were. Recounts waiting turns, and
+    lists dead letters by bank that are not.
 
     `errors` maps what Redis raises, `run` runs a script of the log.
     """
     walk = _Walk(redis, errors, run)
     before = await walk.counters()
+    async with errors():
+        seconds, _ = await redis.time()
+        left_alone = await resting(redis, seconds * 1000)
     sizes: dict[str, int] = {}
     frozen_ms: list[int] = []
+    listed: dict[str, int] = {}
     rearmed = 0
     cursor = 0
     prefixes = tuple(key(BankId("")) for key in (keyspace.turns, keyspace.conversations, keyspace.batch))
     while True:
         async with errors():
-            cursor, keys = await redis.scan(cursor, match="mem:[tcb]*:*", count=_PAGE)
+            cursor, keys = await redis.scan(cursor, match="mem:[tcbd]*:*", count=_PAGE)
         rearmed += await walk.rearm(
             {BankId(k.removeprefix(p)) for k in keys for p in prefixes if k.startswith(p)}
         )
         # By key: a walk may come by twice.
         sizes |= await walk.sizes([key for key in keys if key.startswith(prefixes[0])])
-        frozen_ms += await walk.frozen([key for key in keys if key.startswith(prefixes[2])])
+        listed |= await walk.sizes([key for key in keys if key.startswith(keyspace.dead_of(BankId("")))])
+        batches = [key for key in keys if key.startswith(prefixes[2])]
+        frozen_ms += await walk.frozen([k for k in batches if k.removeprefix(prefixes[2]) not in left_alone])
         if not cursor:
             break
     await walk.note_oldest(frozen_ms)
     await walk.recount(sum(sizes.values()), before)
+    await walk.list_letters(sum(listed.values()))
     while True:
         async with errors():
             cursor, claims = await redis.hscan(keyspace.CLAIMS, cursor, count=_PAGE)
@@ -100,7 +113,7 @@ class _Walk:
         return _Counters(int(waiting or 0), int(number or 0))
 
     async def sizes(self, keys: Sequence[str]) -> dict[str, int]:
-        """How many turns each of these hashes holds."""
+        """How many turns or letters each of these hashes holds."""
         if not keys:
             return {}
         async with self.errors():
@@ -126,6 +139,18 @@ class _Walk:
                 await self.redis.set(keyspace.OLDEST_BATCH, min(frozen_ms), ex=_OLDEST_TTL_S)
             else:
                 await self.redis.delete(keyspace.OLDEST_BATCH)
+
+    async def list_letters(self, listed: int) -> None:
+        """List dead letters by bank where they are not; they are walked through if their numbers differ."""
+        async with self.errors():
+            if await cast("Any", self.redis.hlen(keyspace.DEAD)) == listed:
+                return
+        cursor = 0
+        while True:
+            async with self.errors():
+                cursor, _ = await list_letters(self.redis, cursor, _LETTERS_PAGE)
+            if not cursor:
+                return
 
     async def recount(self, counted: int, before: _Counters) -> None:
         """Put the counter of waiting turns right if it is wrong for sure.

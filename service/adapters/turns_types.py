@@ -13,13 +13,17 @@ JobStatus = Literal["queued", "waiting", "retaining", "done", "failed", "cancell
 
 @dataclass(frozen=True, slots=True)
 class NewTurn:
-    """One document to be: `text` is what is stored, `said_at` ISO 8601 or empty for "now"."""
+    """One document to be: `text` is what is stored, `said_at` ISO 8601 or empty for "now".
+
+    `trace` is the traceparent of the request that brought it, empty if that is not traced.
+    """
 
     document_id: DocumentId
     text: str
     said_at: str = ""
     tags: tuple[str, ...] = ()
     metadata: Mapping[str, str] | None = None
+    trace: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +39,7 @@ class Turn:
     said_at: str
     tags: tuple[str, ...]
     metadata: dict[str, str]
+    trace: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +137,7 @@ def payload_of(turn: NewTurn) -> str:
         "at": turn.said_at,
         "tags": turn.tags,
         "meta": dict(turn.metadata or {}),
+        **({"trace": turn.trace} if turn.trace else {}),
     }
     return json.dumps(body, ensure_ascii=False, separators=(",", ":"))
 
@@ -150,6 +156,7 @@ def turn_of(document_id: str, value: str) -> Turn:
         said_at=body["at"],
         tags=tuple(body["tags"]),
         metadata=body["meta"],
+        trace=body.get("trace", ""),
     )
 
 

@@ -42,10 +42,7 @@ class UserTokens:
     @classmethod
     def from_settings(cls, settings: Settings) -> "UserTokens | None":
         """With `MEMORY_TOKEN_KEYS`; None without."""
-        if settings.token_keys is None:
-            return None
-        given = settings.token_keys.get_secret_value().split(",")
-        return cls(dict(pair.strip().split(":", 1) for pair in given))
+        return cls(settings.token_secrets) if settings.token_secrets else None
 
     def make(self, tenant: str, bank: BankId, ttl_s: int) -> UserToken:
         """A token for one user of one tenant, good for `ttl_s` seconds from now."""

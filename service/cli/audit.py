@@ -1,15 +1,14 @@
 """`dify-memory audit`: who did what to whose memories."""
 
-import json
 import time
-from dataclasses import asdict
-from datetime import UTC, datetime
 
 import click
 
 from service.adapters.audit import AuditTrail
-from service.cli.keys import DURATION
+from service.cli.keys import DURATION, note
 from service.cli.running import run
+from service.memory.audit import Wanted
+from service.memory.audit import export as lines_of
 from service.scope import bank_of
 from service.settings import Settings
 
@@ -28,7 +27,9 @@ def audit() -> None:
 @click.option(
     "--user", default="", help="Only what was done to this user's memories; of --tenant or MEMORY_TENANT."
 )
-def export(since: int | None, tenant: str, user: str) -> None:
+@click.option("--key", default="", help="Only what the key of this id did; cli: what commands did.")
+@click.option("--action", default="", help="Only this, such as /memory/forget.")
+def export(since: int | None, tenant: str, user: str, key: str, action: str) -> None:
     """Write events as JSON lines, oldest first.
 
     One event is what one key did to one memory with one outcome within a second, and how often. `subject`
@@ -37,12 +38,16 @@ def export(since: int | None, tenant: str, user: str) -> None:
 
     async def step(settings: Settings) -> None:
         subject = bank_of(tenant or settings.tenant, user) if user else ""
-        since_ms = 0 if since is None else int((time.time() - since) * 1000)
+        wanted = Wanted(
+            tenant=tenant,
+            key_id=key,
+            action=action,
+            subject=subject,
+            since_ms=0 if since is None else int((time.time() - since) * 1000),
+        )
         async with AuditTrail.from_settings(settings) as trail:
-            async for event in trail.read(since_ms):
-                if tenant in ("", event.tenant) and subject in ("", event.subject):
-                    fields = asdict(event)
-                    at = datetime.fromtimestamp(fields.pop("at_ms") / 1000, UTC)
-                    click.echo(json.dumps({"at": at.isoformat(timespec="milliseconds"), **fields}))
+            async for line in lines_of(trail, wanted):
+                click.echo(line)
+        await note(settings, tenant or settings.tenant, "audit export", subject)
 
     run(step)

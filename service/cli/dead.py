@@ -1,19 +1,23 @@
 """`dify-memory dead`: turns that could not be stored, for whoever runs the service."""
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import click
 
 from service.adapters.cache import RecallCache
-from service.adapters.dead_letters import DeadLetters
+from service.adapters.data_version import DataUnusable, refuse_newer
+from service.adapters.dead_letters import DeadLetter, DeadLetters
 from service.adapters.turns import TurnsLog
+from service.cli.exits import Unusable
+from service.cli.keys import note
 from service.embedded.connection import read_connection
 from service.embedded.errors import LocalStackError
 from service.errors import ServiceError
 from service.memory import dead_letters
-from service.memory.dead_letters import Action, Choice, DeadLettersReply
+from service.memory.dead_letters import Action, Choice, DeadLettersReply, Note
 from service.settings import Settings
 
 T = TypeVar("T")
@@ -36,12 +40,12 @@ def dead() -> None:
 def list_(limit: int, cursor: str, bank: str, *, show: bool) -> None:
     """Show dead letters with their reasons, without what was said."""
 
-    async def page(letters: DeadLetters, _: RecallCache) -> DeadLettersReply:
+    async def page(letters: DeadLetters, _: RecallCache, seen: Note) -> DeadLettersReply:
         return await dead_letters.page(
-            letters, tenant=None, cursor=cursor, limit=limit, bank=bank, shows_text=show
+            letters, tenant=None, cursor=cursor, limit=limit, bank=bank, shows_text=show, note=seen
         )
 
-    found = _run(page)
+    found = _run(page, "dead list --show" if show else "dead list")
     for letter in found.dead_letters:
         click.echo(f"{letter.id}  {letter.accepted_at}  {letter.bank}  {letter.chars} characters")
         click.echo(f"    {letter.reason}")
@@ -71,20 +75,33 @@ def drop(ids: tuple[str, ...], *, is_all: bool) -> None:
 
 
 def _settle(ids: tuple[str, ...], is_all: bool, action: Action) -> int:
-    async def settle(letters: DeadLetters, cache: RecallCache) -> int:
+    async def settle(letters: DeadLetters, cache: RecallCache, seen: Note) -> int:
         choice = Choice.read({"ids": list(ids), "all": is_all})
-        return await dead_letters.settle(letters, cache, choice, tenant=None, action=action)
+        return await dead_letters.settle(letters, cache, choice, tenant=None, action=action, note=seen)
 
-    return _run(settle)
+    return _run(settle, f"dead {action}")
 
 
-def _run(step: Callable[[DeadLetters, RecallCache], Awaitable[T]]) -> T:
+def _run(step: Callable[[DeadLetters, RecallCache, Note], Awaitable[T]], action: str) -> T:
     async def run(settings: Settings) -> T:
-        async with TurnsLog.from_settings(settings) as log, RecallCache.from_settings(settings) as cache:
-            return await step(DeadLetters(log), cache)
+        await refuse_newer(settings.redis_url)
+        banks: defaultdict[str, set[str]] = defaultdict(set)
+
+        def seen(letter: DeadLetter) -> None:
+            banks[letter.tenant].add(letter.bank)
+
+        try:
+            async with TurnsLog.from_settings(settings) as log, RecallCache.from_settings(settings) as cache:
+                return await step(DeadLetters(log), cache, seen)
+        finally:
+            # Also what was done before something went wrong.
+            for tenant, of_tenant in banks.items():
+                await note(settings, tenant, action, *sorted(of_tenant))
 
     try:
         return asyncio.run(run(_settings()))
+    except DataUnusable as exc:
+        raise Unusable(str(exc)) from exc
     except (ServiceError, LocalStackError) as exc:
         raise click.ClickException(str(exc)) from exc
 

@@ -54,8 +54,14 @@ async def ready(client: ServiceClient) -> list[Finding]:
     ]
     if log.get("dead_letters"):
         findings.append(Finding("ready", "warn", "dead_letters", {"count": str(log["dead_letters"])}))
+    reasons = answer.data.get("reasons")
+    reasons = reasons if isinstance(reasons, list) else []
+    if "queue_full" in reasons:
+        findings.append(Finding("ready", "fail", "queue_full"))
+    if "not_durable" in reasons:
+        findings.append(Finding("ready", "fail", "not_durable"))
     findings = findings or [Finding("ready", "ok", "parts_ok")]
-    return [*findings, _worker(log)] if log.get("ok") else findings
+    return [*findings, _worker(log, is_stuck="queue_stuck" in reasons)] if log.get("ok") else findings
 
 
 async def key(client: ServiceClient, secret: str) -> list[Finding]:
@@ -159,12 +165,15 @@ def _clock(answer: Answer) -> list[Finding]:
     return [Finding("clock", "ok", "clock_ok", facts)]
 
 
-def _worker(log: Mapping[str, Any]) -> Finding:
+def _worker(log: Mapping[str, Any], *, is_stuck: bool) -> Finding:
     if not log.get("worker"):
         return Finding("worker", "fail", "worker_dead")
     overdue_s = log.get("overdue_s")
     if isinstance(overdue_s, int | float) and overdue_s >= _OVERDUE_S:
         return Finding("worker", "fail", "worker_stuck", {"seconds": f"{overdue_s:.0f}"})
+    if is_stuck:
+        # Tried again and again, so that nothing is due for long.
+        return Finding("worker", "fail", "tried_in_vain")
     return Finding("worker", "ok", "worker_ok", {"waiting": str(log.get("waiting_banks", 0))})
 
 
@@ -185,7 +194,9 @@ def _storage(redis: Mapping[str, Any]) -> list[Finding]:
     if unknown:
         findings.append(Finding("storage", "warn", "storage_unknown", {"what": ", ".join(unknown)}))
     fsync = redis.get("fsync")
-    if redis.get("append_only") and fsync in ("everysec", "no"):
+    if redis.get("append_only") and fsync == "no":
+        findings.append(Finding("storage", "fail", "storage_fsync_off"))
+    if redis.get("append_only") and fsync == "everysec":
         findings.append(Finding("storage", "warn", "storage_everysec"))
     return findings or [Finding("storage", "ok", "storage_ok", {"fsync": f"appendfsync {fsync or '?'}"})]
 

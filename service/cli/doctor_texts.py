@@ -69,6 +69,15 @@ _EN: Final[Mapping[str, str]] = {
     "worker_dead": (
         "no worker is alive: turns are accepted and safe, but never stored. Start `dify-memory worker`."
     ),
+    "queue_full": "so many turns wait that no more are taken (MEMORY_MAX_WAITING).",
+    "not_durable": (
+        "Redis may lose turns that were acknowledged. It needs `appendonly yes` on a disk it can write, "
+        "`appendfsync always` or `everysec`, and `maxmemory-policy noeviction`."
+    ),
+    "tried_in_vain": (
+        "turns have been tried for a quarter of an hour and none was stored. See the worker's log: it is "
+        "Hindsight's key (MEMORY_HINDSIGHT_API_KEY) or the language model."
+    ),
     "worker_stuck": (
         "turns have waited for {seconds} s too long. Look at the worker's log, or start more workers."
     ),
@@ -125,6 +134,10 @@ _EN: Final[Mapping[str, str]] = {
     "storage_everysec": (
         "Redis writes to disk every second: a power cut can lose the last second. `appendfsync always` "
         "loses nothing."
+    ),
+    "storage_fsync_off": (
+        "Redis leaves it to the system when turns reach the disk: a power cut loses half a minute of them. "
+        "Set `appendfsync always`, or `everysec`."
     ),
     "storage_aof_off": (
         "Redis keeps accepted turns in memory only: a restart loses them. Set `appendonly yes`."
@@ -231,6 +244,15 @@ _ZH: Final[Mapping[str, str]] = {
     "dead_letters": "有 {count} 轮对话无法保存，等待处理。见 `dify-memory dead`。",
     "worker_ok": "正常，有 {waiting} 位用户的对话在等待。",
     "worker_dead": "没有后台进程：对话会被接收且不会丢失，但不会保存为记忆。请运行 `dify-memory worker`。",
+    "queue_full": "等待保存的对话太多，不再接收新的（MEMORY_MAX_WAITING）。",
+    "not_durable": (
+        "Redis 可能丢失已经确认的对话。它需要可写的磁盘和 `appendonly yes`、`appendfsync always` 或 "
+        "`everysec`，以及 `maxmemory-policy noeviction`。"
+    ),
+    "tried_in_vain": (
+        "对话已反复尝试一刻钟，没有一条被保存。请查看后台进程的日志：问题在 Hindsight 的密钥"
+        "（MEMORY_HINDSIGHT_API_KEY）或大模型。"
+    ),
     "worker_stuck": "有对话已超时等待 {seconds} 秒。请查看后台进程的日志，或增加后台进程。",
     # key
     "key_ok": "有效；权限：{may}。",
@@ -273,6 +295,9 @@ _ZH: Final[Mapping[str, str]] = {
     "storage_ok": "已确认的内容在 Redis 重启后仍在（{fsync}）。",
     "storage_everysec": (
         "Redis 每秒写盘一次：断电可能丢失最后一秒的内容。设为 `appendfsync always` 则不会丢失。"
+    ),
+    "storage_fsync_off": (
+        "何时写盘由操作系统决定：断电可能丢失约半分钟的对话。请设置 `appendfsync always` 或 `everysec`。"
     ),
     "storage_aof_off": "Redis 只把待处理的对话放在内存里，重启就会丢失。请设置 `appendonly yes`。",
     "storage_evicts": (

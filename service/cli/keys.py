@@ -84,7 +84,7 @@ def create(
 
     async def step(store: KeyStore, settings: Settings) -> tuple[str, KeyRecord]:
         made = await Keys(store, settings, tenant=None).create(NewKey.read(ask), tenant or settings.tenant)
-        await _note(settings, made[1], "keys create")
+        await note(settings, made[1].grant.tenant, "keys create", made[1].key_id)
         return made
 
     _show(*_with_store(step))
@@ -115,7 +115,7 @@ def rotate(key_id: str, overlap: int) -> None:
     async def step(store: KeyStore, settings: Settings) -> tuple[str, KeyRecord]:
         ask = RotateKey.read({"id": key_id, "overlap_s": overlap})
         made = await Keys(store, settings, tenant=None).rotate(ask)
-        await _note(settings, made[1], "keys rotate")
+        await note(settings, made[1].grant.tenant, "keys rotate", made[1].key_id)
         return made
 
     _show(*_with_store(step))
@@ -129,7 +129,7 @@ def expire(key_id: str, in_s: int) -> None:
 
     async def step(store: KeyStore, settings: Settings) -> KeyRecord:
         record = await Keys(store, settings, tenant=None).expire(ExpireKey.read({"id": key_id, "in_s": in_s}))
-        await _note(settings, record, "keys expire")
+        await note(settings, record.grant.tenant, "keys expire", record.key_id)
         return record
 
     click.echo(_line(_with_store(step)))
@@ -142,7 +142,7 @@ def revoke(key_id: str) -> None:
 
     async def step(store: KeyStore, settings: Settings) -> KeyRecord:
         record = await Keys(store, settings, tenant=None).revoke(RevokeKey.read({"id": key_id}))
-        await _note(settings, record, "keys revoke")
+        await note(settings, record.grant.tenant, "keys revoke", record.key_id)
         return record
 
     click.echo(_line(_with_store(step)))
@@ -156,14 +156,15 @@ def _with_store(step: Callable[[KeyStore, Settings], Awaitable[T]]) -> T:
     return run(opened)
 
 
-async def _note(settings: Settings, record: KeyRecord, action: str) -> None:
-    """Into the audit trail, as what somebody with a shell has done."""
-    if not settings.audit_days:
+async def note(settings: Settings, tenant: str, action: str, *subjects: str) -> None:
+    """Into the audit trail, as what somebody with a shell has done to each of `subjects`."""
+    if not settings.audit_days or not subjects:
         return
-    event = AuditEvent(int(time.time() * 1000), record.grant.tenant, "cli", action, record.key_id, 0, 1)
+    now_ms = int(time.time() * 1000)
+    events = [AuditEvent(now_ms, tenant, "cli", action, subject, 0, 1) for subject in subjects]
     async with AuditTrail.from_settings(settings) as trail:
         try:
-            await trail.append([event])
+            await trail.append(events)
         except KeysUnavailable:
             # What is done is done, and a new key is shown only now.
             click.echo("This is not in the audit trail: Redis did not take it.", err=True)

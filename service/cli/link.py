@@ -3,9 +3,10 @@
 import click
 
 from service.adapters.me_links import MAX_LINK_S, EndedLinks
-from service.cli.keys import DURATION
+from service.cli.keys import DURATION, note
 from service.cli.running import run
 from service.memory.me import Me
+from service.memory.policies import Policies
 from service.scope import bank_of, checked_user_id
 from service.settings import Settings
 
@@ -27,10 +28,13 @@ def link(user_id: str, tenant: str, ttl: int, end: bool) -> None:
         owner = tenant or settings.tenant
         bank = bank_of(owner, checked_user_id(user_id, allow_anonymous=settings.allow_anonymous_users))
         async with EndedLinks.from_settings(settings) as ended:
-            me = Me.from_settings(settings, ended, ())
+            me = Me.from_settings(settings, ended, Policies())
             if end:
                 await me.end(bank)
+                await note(settings, owner, "link end", bank)
                 return "All links of this user are ended."
-            return me.address_of(await me.make(owner, bank, ttl))
+            made = await me.make(owner, bank, ttl)
+            await note(settings, owner, "link create", bank)
+            return me.address_of(made)
 
     click.echo(run(step))

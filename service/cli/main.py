@@ -20,6 +20,7 @@ _COMMANDS = (
     "doctor",
     "keys",
     "link",
+    "memories",
     "openapi",
     "policy",
     "retention",

@@ -8,11 +8,13 @@ import click
 
 from service.adapters.llm import LlmAdapter
 from service.errors import ServiceError
+from service.memory.policies import policy_in
 from service.policy.content import Message, Turn, render
 from service.policy.extraction import SCHEMA_NAME, Spoken, prompt, schema
 from service.policy.extraction_answer import UnusableAnswer, Vetted, read_answer, vet
-from service.policy.kinds import KeepPolicy, kinds_named
-from service.policy.redaction import redact
+from service.policy.kinds import KeepPolicy
+from service.policy.redaction import RedactionPolicy, redact
+from service.policy.redaction_types import KINDS
 from service.policy.sentences import sentence_ends
 from service.policy.small_talk import is_small_talk
 from service.policy.takeover import is_instruction_like
@@ -20,6 +22,14 @@ from service.policy.tenant_policy import PolicyFile, PolicyFileError, TenantPoli
 from service.settings import Settings
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_EVERYTHING = RedactionPolicy()
+_ACTIONS = {"mask": "masked", "drop": "its sentence is dropped", "keep": "kept as it is"}
+# Who makes memories where it is not our language model.
+_NOT_OURS = {
+    "none": "none are made (MEMORY_EXTRACTION=none): the text above is kept word for word",
+    "hindsight": "Hindsight makes them when this is stored (MEMORY_EXTRACTION=hindsight); "
+    "what is not of the kinds and the importance above is then set aside",
+}
 _WHY = {
     "ignored": "the language model did not find it worth keeping",
     "shape": "it is no memory",
@@ -56,20 +66,20 @@ def check(file: Path) -> None:
 def try_(file: Path, text: str, tenant: str | None) -> None:
     """Show what FILE would do to a text: redacted, kept, dropped, and why. Nothing is stored.
 
-    Which memories are made of it is shown if MEMORY_LLM_MODEL is set: that language model is asked, with the
-    redacted text.
+    Which memories are made of it is shown if MEMORY_LLM_MODEL makes them: that language model is asked, with
+    the redacted text. This one call does not count towards the tenant's budget of the day.
     """
     settings = Settings()
-    chosen = _read(file).of(tenant or settings.tenant)
+    owner = tenant or settings.tenant
+    chosen = _read(file).of(owner)
+    click.echo(f"Policy:    {owner} {_summary(chosen)}")
     for line in _tried(text, chosen, settings):
         click.echo(line)
 
 
 def _read(file: Path) -> PolicyFile:
-    settings = Settings()
-    base = KeepPolicy(kinds_named(settings.kind_names), settings.importance_threshold)
     try:
-        return read_policy_file(file.read_text("utf-8"), base)
+        return read_policy_file(file.read_text("utf-8"), policy_in(Settings()))
     except UnicodeDecodeError:
         raise click.ClickException(f"{file} is not a text file (UTF-8).") from None
     except PolicyFileError as exc:
@@ -82,16 +92,31 @@ def _summary(one: TenantPolicy) -> str:
     kinds = ", ".join(
         kind.name
         + ("" if kind.keep else " (dropped)")
-        + (f" ({kind.retention_days} days)" if kind.retention_days else "")
+        + (f" ({one.expiring[kind.name]} days)" if kind.name in one.expiring else "")
         for kind in one.keep.kinds
     )
-    return f"keeps {kinds}; from importance {one.keep.threshold:g} on"
+    parts = [
+        f"keeps {kinds}",
+        f"from importance {one.keep.threshold:g} on",
+        f"all of it for {one.retention_days} days" if one.retention_days else "for ever",
+    ]
+    spared = {kind: one.redaction.action(kind) for kind in KINDS if one.redaction.action(kind) != "mask"}
+    if spared:
+        parts.append("redaction: " + ", ".join(f"{kind} {action}" for kind, action in spared.items()))
+    if one.llm_daily_usd or one.llm_daily_tokens:
+        limits = [f"{one.llm_daily_usd:g} US dollars"] if one.llm_daily_usd else []
+        limits += [f"{one.llm_daily_tokens} tokens"] if one.llm_daily_tokens else []
+        parts.append(f"extraction costs at most {' and '.join(limits)} a day")
+    return "; ".join(parts)
 
 
 def _tried(text: str, chosen: TenantPolicy, settings: Settings) -> Iterator[str]:
     done = redact(text, chosen.redaction)
-    counts = ", ".join(f"{name} x{count}" for name, count in sorted(done.counts.items()))
-    yield f"Redacted:  {counts or 'nothing'}"
+    found = sorted(redact(text, _EVERYTHING).counts.items())
+    counts = ", ".join(
+        f"{kind} x{count} ({_ACTIONS[chosen.redaction.action(kind)]})" for kind, count in found
+    )
+    yield f"Sensitive: {counts or 'nothing'}"
     yield f"Kept text: {done.text or '(nothing)'}"
     if not done.text.strip():
         yield "Dropped:   nothing is left"
@@ -102,6 +127,9 @@ def _tried(text: str, chosen: TenantPolicy, settings: Settings) -> Iterator[str]
     for sentence in _sentences(done.text):
         if is_instruction_like(sentence):
             yield f"Orders:    {sentence}  (never kept as an extracted memory)"
+    if settings.extraction_mode in _NOT_OURS:
+        yield f"Memories:  {_NOT_OURS[settings.extraction_mode]}"
+        return
     if not settings.llm_models:
         yield "Memories:  set MEMORY_LLM_MODEL to see them; without it the text above is kept word for word"
         return

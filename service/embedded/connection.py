@@ -14,11 +14,13 @@ _FILE = "connection.json"
 class Connection:
     """Where the running stack is. `pids` holds the children's process ids by name, as last started.
 
-    The URLs of Redis include what is needed to log in. The representation shows neither key nor URLs.
+    The URLs of Redis include what is needed to log in; `token_keys` sign user tokens and personal links.
+    The representation shows neither keys nor URLs.
     """
 
     url: str
     api_key: str = field(repr=False)
+    token_keys: str = field(repr=False)
     redis_url: str = field(repr=False)
     cache_redis_url: str = field(repr=False)
     hindsight_url: str = field(repr=False)
@@ -41,6 +43,7 @@ def read_connection(data_dir: Path) -> Connection | None:
         return Connection(
             url=str(content["url"]),
             api_key=str(content["api_key"]),
+            token_keys=str(content["token_keys"]),
             redis_url=str(content["redis_url"]),
             cache_redis_url=str(content["cache_redis_url"]),
             hindsight_url=str(content["hindsight_url"]),

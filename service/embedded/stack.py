@@ -30,6 +30,7 @@ class Plan:
     host: str
     port: int
     api_key: str = field(repr=False)
+    token_keys: str = field(repr=False)
     redis_url: str = field(repr=False)
     cache_redis_url: str = field(repr=False)
     hindsight_url: str = field(repr=False)
@@ -44,7 +45,13 @@ class Plan:
     def connection(self, pids: dict[str, int]) -> Connection:
         """What `connection.json` says."""
         return Connection(
-            self.url, self.api_key, self.redis_url, self.cache_redis_url, self.hindsight_url, pids
+            url=self.url,
+            api_key=self.api_key,
+            token_keys=self.token_keys,
+            redis_url=self.redis_url,
+            cache_redis_url=self.cache_redis_url,
+            hindsight_url=self.hindsight_url,
+            pids=pids,
         )
 
 
@@ -71,6 +78,10 @@ async def make_plan(settings: Settings, data: DataDir, *, webhook: bool = True) 
         api_key = settings.api_key.get_secret_value()
     else:
         api_key = data.secret("api_key", prefix="dm_")
+    if settings.token_keys is not None:
+        token_keys = settings.token_keys.get_secret_value()
+    else:
+        token_keys = f"local:{data.secret('token_key')}"
     webhook_secret = settings.webhook_secret.get_secret_value() if settings.webhook_secret else None
     specs: list[ChildSpec] = []
     needs: list[str] = []
@@ -126,6 +137,7 @@ async def make_plan(settings: Settings, data: DataDir, *, webhook: bool = True) 
         settings.host,
         port,
         api_key,
+        token_keys,
         redis_url,
         cache_redis_url,
         hindsight_url,
@@ -166,10 +178,13 @@ def _our_processes(
         base,
         MEMORY_HOST=settings.host,
         MEMORY_PORT=str(plan.port),
+        # Nobody spreads requests over several of them here.
+        MEMORY_DRAIN_S="0",
         MEMORY_REDIS_URL=plan.redis_url,
         MEMORY_CACHE_REDIS_URL=plan.cache_redis_url,
         MEMORY_HINDSIGHT_URL=plan.hindsight_url,
         MEMORY_API_KEY=plan.api_key,
+        MEMORY_TOKEN_KEYS=plan.token_keys,
         MEMORY_DATA_DIR=str(data.root),
         LITELLM_LOCAL_MODEL_COST_MAP="True",
         **model,
@@ -179,7 +194,9 @@ def _our_processes(
         plan.reservation.release()
 
     async def is_ready(pid: int) -> bool:
-        return await http_status(f"{plan.url}/health/ready") == 200 and ports.listens(pid, plan.port)
+        return await http_status(f"{plan.url}/health/ready?only=accepting") == 200 and ports.listens(
+            pid, plan.port
+        )
 
     async def is_alive(_: int) -> bool:
         return await http_status(f"{plan.url}/health/live") > 0
@@ -217,6 +234,8 @@ def _our_processes(
 
 async def _check_redis(url: str) -> None:
     parts = urlsplit(url)
+    if parts.scheme.endswith("+sentinel"):
+        return  # several addresses, of which some may be away: the processes wait for their master
     if parts.scheme == "unix":
         address = Address(socket=Path(parts.path))
     else:

@@ -7,7 +7,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, tzinfo
 
 from service.adapters.hindsight import Budget, HindsightAdapter, Recalled, TagsMatch
@@ -48,6 +48,7 @@ class Question:
     max_chars: int
     max_total_chars: int
     kinds: tuple[str, ...]
+    fact_types: tuple[str, ...]
     min_score: float
     is_strict: bool
     budget: Budget
@@ -55,6 +56,7 @@ class Question:
     tags_match: TagsMatch
     conversation: ConversationId | None
     language: Language
+    policy: KeepPolicy = field(default_factory=KeepPolicy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,12 @@ class Answer:
 
 
 def question_of(
-    request: RecallRequest, bank: BankId, query: str, tags: tuple[str, ...], default_min_score: float
+    request: RecallRequest,
+    bank: BankId,
+    query: str,
+    tags: tuple[str, ...],
+    default_min_score: float,
+    policy: KeepPolicy,
 ) -> Question:
     """The question a request asks; `query` and `tags` are its own, as they are stored."""
     return Question(
@@ -83,6 +90,7 @@ def question_of(
         max_chars=request.max_chars,
         max_total_chars=request.max_total_chars,
         kinds=request.kind_list,
+        fact_types=request.fact_type_list,
         min_score=default_min_score if request.min_score < 0 else request.min_score,
         is_strict=request.min_score > 0,
         budget=request.budget,
@@ -90,6 +98,7 @@ def question_of(
         tags_match="all_strict" if request.tags_match == "all" else "any_strict",
         conversation=conversation_of(bank, request.conversation_id) if request.conversation_id else None,
         language=language_of(query) if request.language == "auto" else request.language,
+        policy=policy,
     )
 
 
@@ -107,13 +116,11 @@ class Answerer:
         log: TurnsLog,
         zone: tzinfo,
         calibration: Calibration = GENERIC,
-        policy: KeepPolicy | None = None,
     ) -> None:
         self._hindsight = hindsight
         self._turns = log
         self._zone = zone
         self._calibration = calibration
-        self.policy = policy or KeepPolicy()
 
     async def answer(self, question: Question, timeout_s: float) -> Answer:
         """The answer, at the latest after `timeout_s`; never raises a `ServiceError`."""
@@ -136,6 +143,7 @@ class Answerer:
                 question.query,
                 budget=question.budget,
                 max_tokens=_CANDIDATE_TOKENS,
+                fact_types=question.fact_types,
                 tags=question.tags,
                 tags_match=question.tags_match,
                 timeout_s=max(0.001, ends - loop.time()),
@@ -228,7 +236,7 @@ class Answerer:
                 _candidate(memory)
                 for memory in recalled
                 if _is_wanted(memory.tags, question)
-                and self.policy.is_recalled(kind_of(memory.tags), memory.said_at, now)
+                and question.policy.is_recalled(kind_of(memory.tags), memory.said_at, now)
             ],
             [
                 _pending_candidate(turn)
@@ -236,7 +244,8 @@ class Answerer:
                 if turn.document_id not in known
                 and turn.conversation != question.conversation
                 and _has_tags(turn.tags, question)
-                and not question.kinds
+                # Nobody knows yet of which kind or type a turn is.
+                and not (question.kinds or question.fact_types)
             ],
         )
         pending_ids = {turn.document_id for turn in pending}

@@ -15,8 +15,9 @@ from typing import Any, Final, Literal, Protocol, Self
 from service.adapters.gateway import Gateway, Upstream
 from service.adapters.gateway_direct import DirectUpstream
 from service.errors import InvalidRequest, ServiceError
-from service.memory.recall import Recaller, normalised
-from service.memory.reflect import Reflector
+from service.memory.recall import Recaller
+from service.memory.recall_reader import normalised
+from service.memory.reflect import Reflected, Reflector
 from service.memory.retain import Accepted
 from service.metrics import Metrics
 from service.policy.block import BlockMemory, language_of, render_block
@@ -25,11 +26,13 @@ from service.policy.chat_messages import (
     Chat,
     is_check,
     is_forced,
+    mappings,
     query_of,
     turn_of,
     with_block,
 )
 from service.policy.chat_options import MemoryOptions
+from service.policy.excerpt import shorten
 from service.policy.gateway_file import MemoryRules
 from service.schemas import AddRequest
 from service.scope import BankId
@@ -39,6 +42,12 @@ _log = logging.getLogger(__name__)
 
 # How long the end of an answer may wait for its turn to be accepted; it is accepted all the same.
 _ADD_PATIENCE_S: Final = 1.0
+# How long streams that are cut off, and what is kept of them, may hold up the end of the process.
+_END_PATIENCE_S: Final = 5.0
+
+_TOO_LONG: Final = (
+    "too_long: The answer in the form of response_schema is longer than max_tokens or max_chars."
+)
 
 Status = Literal["on", "off", "no_user", "check", "excluded", "degraded"]
 
@@ -90,6 +99,12 @@ class Report:
         }
         return {name: value for name, value in said.items() if value}
 
+    @property
+    def of_turn(self) -> dict[str, str]:
+        """What became of the turn, for the end of a stream, whose headers went out before it was over."""
+        said = {"stored": self.stored, "job_id": self.job_id}
+        return {name: value for name, value in said.items() if value}
+
     def as_object(self) -> dict[str, object]:
         """All of it, for a client that asked."""
         return {
@@ -121,24 +136,35 @@ class Accept(Protocol):
         """Have a turn accepted."""
 
 
-class ChatStream:
-    """Chunks of an answer; iterate once, close always: that hangs up on the model."""
+Chunks = list[dict[str, Any]]
 
-    def __init__(self, chunks: AsyncGenerator[dict[str, Any], None], give_up: Callable[[], object]) -> None:
+
+class ChatStream:
+    """Chunks of an answer, as many at a time as have come together; iterate once, close always.
+
+    Closing hangs up on the model. `closed` is done once it is closed.
+    """
+
+    def __init__(self, chunks: AsyncGenerator[Chunks, None], give_up: Callable[[], object]) -> None:
         self._chunks = chunks
         self._give_up = give_up
         self._has_begun = False
+        self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def __aiter__(self) -> AsyncGenerator[dict[str, Any], None]:
+    def __aiter__(self) -> AsyncGenerator[Chunks, None]:
         self._has_begun = True
         return self._chunks
 
     async def aclose(self) -> None:
         """Can be repeated."""
-        await self._chunks.aclose()
-        if not self._has_begun:  # then the generator never knew that there was something to give up
-            self._has_begun = True
-            self._give_up()
+        try:
+            await self._chunks.aclose()
+            if not self._has_begun:  # then the generator never knew that there was something to give up
+                self._has_begun = True
+                self._give_up()
+        finally:
+            if not self.closed.done():
+                self.closed.set_result(None)
 
 
 class Chats:
@@ -162,6 +188,7 @@ class Chats:
         self._settings = settings
         self._metrics = metrics
         self._adding: set[asyncio.Task[None]] = set()
+        self._open: set[asyncio.Future[None]] = set()
 
     async def __aenter__(self) -> Self:
         return self
@@ -169,7 +196,14 @@ class Chats:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await asyncio.gather(*self._adding, return_exceptions=True)
+        # A server that leaves cuts off its streams and comes here in the same moment: before they have heard
+        # of it, and before what they leave behind is being accepted.
+        ends = asyncio.get_running_loop().time() + _END_PATIENCE_S
+        while waited := {one for one in (*self._open, *self._adding) if not one.done()}:
+            done, _ = await asyncio.wait(waited, timeout=ends - asyncio.get_running_loop().time())
+            if not done:
+                _log.warning("chats_cut_off", extra={"count": len(waited)})
+                return
 
     async def complete(self, ask: Ask) -> tuple[dict[str, Any], Report]:
         """The whole answer. Raises what the gateway raises, `InvalidRequest` for options that are wrong."""
@@ -194,7 +228,10 @@ class Chats:
         def give_up() -> object:
             return self._later(self._give_up(ask, report, upstream, answer))
 
-        return ChatStream(self._chunks(ask, report, upstream, answer, give_up), give_up), report
+        stream = ChatStream(self._chunks(ask, report, upstream, answer, give_up), give_up)
+        self._open.add(stream.closed)
+        stream.closed.add_done_callback(self._open.discard)
+        return stream, report
 
     async def _chunks(
         self,
@@ -203,27 +240,30 @@ class Chats:
         upstream: Upstream | DirectUpstream,
         answer: AnswerSoFar,
         give_up: Callable[[], object],
-    ) -> AsyncGenerator[dict[str, Any], None]:
+    ) -> AsyncGenerator[Chunks, None]:
         last: dict[str, Any] = {}
         is_whole = False
         try:
-            async for chunk in upstream.chunks():
-                answer.take(chunk)
-                chunk["model"] = ask.name
-                for choice in chunk.get("choices", ()):
-                    choice.setdefault("finish_reason", None)
-                last = chunk
-                yield chunk
+            async for chunks in upstream.chunks():
+                for chunk in chunks:
+                    answer.take(chunk)
+                    chunk["model"] = ask.name
+                    for choice in mappings(chunk.get("choices")):
+                        choice.setdefault("finish_reason", None)
+                    last = chunk
+                yield chunks
             is_whole = True
         finally:
             if not is_whole:
                 # Nobody waits for this; and who is being cancelled had better not wait either.
                 give_up()
-        await self._add(ask, report, answer.message, answer.finish_reason)
-        await upstream.close()
+        try:
+            await self._add(ask, report, answer.message, answer.finish_reason)
+        finally:
+            await upstream.close()
         if ask.options.debug:
             common = {name: value for name, value in last.items() if name not in ("choices", "usage")}
-            yield {**common, "choices": [], "memory": report.as_object()}
+            yield [{**common, "choices": [], "memory": report.as_object()}]
 
     async def _give_up(
         self, ask: Ask, report: Report, upstream: Upstream | DirectUpstream, answer: AnswerSoFar
@@ -259,33 +299,43 @@ class Chats:
         reflect = ask.options.reflect_request(query)
         try:
             if report.mode == "reflect":
-                reflected = await self._reflector.reflect(reflect, bank)
-                report.reason = reflected.reason
-                text = (
-                    json.dumps(reflected.structured, ensure_ascii=False)
-                    if reflected.structured
-                    else reflected.text
-                )
+                reflected = await self._reflector.reflect(reflect, bank, tenant=ask.tenant)
+                report.reason, report.ids = reflected.reason, list(reflected.source_ids)
                 if reflected.degraded:
                     report.status = "degraded"
-                if not text.strip():
+                text = self._thought(ask, reflected, query, report)
+                if not text:
                     return ""
                 report.count = 1
                 language = language_of(normalised(query))
                 return render_block([BlockMemory(text, None, pending=False)], language, self._settings.zone)
-            reply = await self._recaller.recall(recall, bank)
+            reply = await self._recaller.recall(recall, bank, tenant=ask.tenant)
         except ServiceError as exc:
             # The chat goes on: this is what memory must never break.
             _log.warning("chat_without_memory", extra={"code": exc.code})
             report.status, report.reason = "degraded", exc.code
             return ""
-        self._metrics.note_recall(reply.outcome)
+        self._metrics.note_recall(reply.outcome, ask.tenant)
         recalled = json.loads(reply.body)
         report.ids = [memory["id"] for memory in recalled["memories"]]
         report.count, report.reason = recalled["count"], recalled["reason"]
         if recalled["degraded"]:
             report.status = "degraded"
         return str(recalled["context"])
+
+    @staticmethod
+    def _thought(ask: Ask, reflected: Reflected, query: str, report: Report) -> str:
+        """The answer of reflect as it is shown, within the limits of the request; empty for none."""
+        most = ask.options.most_chars(normalised(query))
+        if reflected.structured:
+            text = json.dumps(reflected.structured, ensure_ascii=False)
+            if most is None or len(text) <= most:
+                return text
+            # A part of an object is none.
+            report.status, report.reason = "degraded", _TOO_LONG
+            return ""
+        text = reflected.text.strip()
+        return text if most is None else shorten(text, most)
 
     async def _add(
         self, ask: Ask, report: Report, answer: Mapping[str, Any], finish_reason: str | None
@@ -301,7 +351,8 @@ class Chats:
     def _is_asking(ask: Ask, answer: Mapping[str, Any], finish_reason: str | None) -> bool:
         """Whether the model waits for what a tool says."""
         has_calls = bool(answer.get("tool_calls") or answer.get("function_call"))
-        return (has_calls or finish_reason == "tool_calls") and not is_forced(ask.body.get("tool_choice"))
+        is_forced_here = is_forced(ask.body.get("tool_choice")) or is_forced(ask.body.get("function_call"))
+        return (has_calls or finish_reason in ("tool_calls", "function_call")) and not is_forced_here
 
     def _later(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         task: asyncio.Task[None] = asyncio.create_task(work)
@@ -324,7 +375,7 @@ class Chats:
             self._metrics.turns.labels("refused").inc()
             report.stored = exc.code
             return
-        self._metrics.turns.labels(accepted.status).inc()
+        self._metrics.note_turn(accepted.status, ask.tenant)
         report.stored, report.job_id = accepted.status, accepted.job_id
 
     def _request(self, ask: Ask, answer: Mapping[str, Any], *, is_partial: bool) -> AddRequest:
@@ -336,7 +387,7 @@ class Chats:
                 "messages": turn_of(ask.messages, answer),
                 "conversation_id": options.conversation_id or "",
                 "turn_id": options.turn_id or "",
-                "tags": options.tags or "",
+                "tags": options.tags_of_turn,
                 "metadata": options.metadata,
             }
         )
@@ -346,7 +397,7 @@ def checked(options: MemoryOptions) -> MemoryOptions:
     """The options, if they can be used; raises `InvalidRequest` before the model is asked anything."""
     options.recall_request("x", 1000)
     options.reflect_request("x")
-    probe: dict[str, object] = {"user_id": "", "tags": options.tags or "", "metadata": options.metadata}
+    probe: dict[str, object] = {"user_id": "", "tags": options.tags_of_turn, "metadata": options.metadata}
     request = AddRequest.read(probe)
     _ = request.tag_list, request.metadata_map
     return options

@@ -1,6 +1,6 @@
 """What could not be stored: seen, tried again or dropped by whoever runs the service."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Literal, Self
 
@@ -12,6 +12,8 @@ from service.errors import CacheUnavailable, InvalidRequest, NotFound
 from service.scope import BankId, DocumentId
 
 Action = Literal["replay", "drop"]
+# Told of each dead letter that is shown, replayed or dropped, for the audit trail.
+Note = Callable[[DeadLetter], object]
 
 _MOST_IDS = 1000
 _PAGE = 200
@@ -27,7 +29,7 @@ class Choice(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
-    ids: Annotated[list[str], BeforeValidator(_listed)] = Field(
+    ids: Annotated[list[Annotated[str, Field(pattern=r"^[!-~]{1,200}$")]], BeforeValidator(_listed)] = Field(
         [], max_length=_MOST_IDS, description="Ids of dead letters, as a list or separated by commas."
     )
     all: bool = Field(False, description="true: every dead letter of this key's tenant.")
@@ -80,12 +82,17 @@ async def page(
     limit: int = 100,
     bank: str = "",
     shows_text: bool = False,
+    note: Note | None = None,
 ) -> DeadLettersReply:
-    """About `limit` of a tenant's dead letters (None: of all tenants), oldest first within the page."""
+    """About `limit` of a tenant's dead letters (None: of all tenants), oldest first within the page.
+
+    `note` is told of each.
+    """
     if not (cursor.isascii() and (cursor.isdigit() or not cursor)) or len(cursor) > 20:
         raise InvalidRequest("The cursor is not one that was answered before.")
     found, next_cursor = await letters.page(cursor=cursor, limit=limit, bank=BankId(bank) if bank else None)
     mine = sorted(_of(found, tenant), key=lambda letter: letter.turn.number)
+    _tell(note, mine)
     return DeadLettersReply(
         dead_letters=[_reply(letter, shows_text) for letter in mine], next_cursor=next_cursor
     )
@@ -98,9 +105,11 @@ async def settle(
     *,
     tenant: str | None,
     action: Action,
+    note: Note | None = None,
 ) -> int:
     """Replay or drop the chosen dead letters of a tenant (None: of all tenants); how many there were.
 
+    `note` is told of each, once that is done.
     Can be repeated: what is gone already is not counted. Raises `NotFound` when ids are named and
     none of them is a dead letter of the tenant.
     """
@@ -108,12 +117,16 @@ async def settle(
         found = _of(await letters.find(map(DocumentId, choice.ids)), tenant)
         if not found:
             raise NotFound("There are no such dead letters.")
-        return await _apply(letters, cache, found, action)
+        count = await _apply(letters, cache, found, action)
+        _tell(note, found)
+        return count
     count = 0
     cursor = ""
     while True:
         page_of, cursor = await letters.page(cursor=cursor, limit=_PAGE)
-        count += await _apply(letters, cache, _of(page_of, tenant), action)
+        chosen = _of(page_of, tenant)
+        count += await _apply(letters, cache, chosen, action)
+        _tell(note, chosen)
         if not cursor:
             return count
 
@@ -129,6 +142,12 @@ async def _apply(letters: DeadLetters, cache: RecallCache, chosen: list[DeadLett
         except CacheUnavailable:
             break  # cached answers show them when they expire
     return count
+
+
+def _tell(note: Note | None, letters: list[DeadLetter]) -> None:
+    if note is not None:
+        for letter in letters:
+            note(letter)
 
 
 def _of(letters: list[DeadLetter], tenant: str | None) -> list[DeadLetter]:

@@ -3,21 +3,24 @@
 One call of the language model per frozen batch. Its vetted result is kept with the batch before anything
 is stored, and the documents it becomes are named after their turn, so that every repetition (a lost reply,
 a killed worker, another worker) stores the same memories and asks nobody twice. What is outdated is
-invalidated, which can be undone, only once the new memories are stored and before anybody is told.
+invalidated, which can be undone, only once the new memories are stored and before anybody is told. A turn
+that has also come to Hindsight past the log, word for word, is taken away then: its memories say it.
 
 A model that fails leaves the batch waiting. After `max_tries` failures in a row the turns are kept word for
-word, or put aside, as configured; at once when the model refuses just these words.
+word, or put aside, as configured; at once when the model refuses just these words. A model that is not asked,
+since the day's budget is spent or it wanted a pause, has not failed: the batch waits, however long it takes.
 """
 
 import json
 import logging
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from typing import Literal
 
 from service.adapters.hindsight import HindsightAdapter, Item
 from service.adapters.hindsight_curate import HindsightCurate, StoredFact
+from service.adapters.hindsight_erase import HindsightEraser
 from service.adapters.llm import Completion, LlmAdapter
 from service.adapters.spending import Spending
 from service.adapters.turns import Batch, Claim, Turn, TurnsLog
@@ -25,6 +28,7 @@ from service.errors import (
     HindsightRejected,
     LlmBudgetSpent,
     LlmMisconfigured,
+    LlmNotAsked,
     LlmRejected,
     LlmUnavailable,
 )
@@ -32,9 +36,11 @@ from service.metrics import Metrics
 from service.policy.bank_config import Mode
 from service.policy.extraction import SCHEMA_NAME, Known, Spoken, prompt, schema, spoken
 from service.policy.extraction_answer import Fact, UnusableAnswer, read_answer, vet
+from service.policy.extraction_subject import is_about_another, says_one_thing
 from service.policy.kinds import IMPORTANCE, KIND_TAG, SUBJECT, KeepPolicy, importance_of, kind_of
 from service.policy.ranking import has_word, keep_tail
 from service.policy.small_talk import is_small_talk
+from service.policy.takeover import is_instruction_like
 from service.scope import BankId, DocumentId, fact_document_of
 from service.settings import Settings
 
@@ -60,18 +66,16 @@ class ExtractOptions:
     fallback: Literal["none", "dead_letter"] = "none"
     daily_usd: float = 0.0
     daily_tokens: int = 0
+    over_budget: Literal["wait", "none"] = "wait"
 
     @classmethod
-    def from_settings(cls, settings: Settings, policy: KeepPolicy) -> "ExtractOptions":
-        """As the operator has set them."""
+    def from_settings(cls, settings: Settings) -> "ExtractOptions":
+        """What is the same for all tenants; the rest is in their policies (see `extractors`)."""
         return cls(
-            settings.extraction_mode,
-            policy,
-            settings.tenant,
-            settings.extraction_max_tries,
-            settings.extraction_fallback,
-            settings.llm_daily_usd,
-            settings.llm_daily_tokens,
+            mode=settings.extraction_mode,
+            max_tries=settings.extraction_max_tries,
+            fallback=settings.extraction_fallback,
+            over_budget=settings.extraction_over_budget,
         )
 
 
@@ -80,13 +84,15 @@ class Prepared:
     """What to store of some turns, and what has to be done once it is stored.
 
     `kept` tells how many memories each turn gave, None where only Hindsight can tell. `superseded` are ids
-    of memories that the new ones make outdated.
+    of memories that the new ones make outdated; `superfluous` are documents with the words of turns of which
+    memories were made, as the way past the log writes them (see `fallback`).
     """
 
     items: tuple[Item, ...]
     kept: dict[DocumentId, int] | None = None
     superseded: tuple[str, ...] = ()
     vetted_documents: tuple[DocumentId, ...] = ()
+    superfluous: tuple[DocumentId, ...] = ()
 
 
 class Extractor:
@@ -104,16 +110,24 @@ class Extractor:
         self._turns = log
         self._hindsight = hindsight
         self._curate = HindsightCurate(hindsight)
+        self._eraser = HindsightEraser(hindsight)
         self._metrics = metrics
         self._options = options
         self._llm = llm
         self._spending = spending
 
     async def prepare(
-        self, claim: Claim, batch: Batch, group: Sequence[Turn], verbatim: Sequence[Item]
+        self,
+        claim: Claim,
+        batch: Batch,
+        group: Sequence[Turn],
+        verbatim: Sequence[Item],
+        *,
+        looks_up: bool = True,
     ) -> Prepared:
         """What to store of `group`, whose words are in `verbatim`; the same again at every repetition.
 
+        Without `looks_up` Hindsight is not asked what is known, and nothing becomes outdated.
         Raises `LlmUnavailable` or `LlmMisconfigured` while it is worth waiting, `LlmRejected` when the turns
         have to be put aside, and whatever Redis and Hindsight raise.
         """
@@ -127,14 +141,15 @@ class Extractor:
             return Prepared(items, None if items else {turn.document_id: 0 for turn in group})
         kept = _restored(batch.prepared, group)
         if kept is None:
-            kept = await self._extracted(claim.bank, batch, group)
+            kept = await self._extracted(claim.bank, batch, group, looks_up)
             await self._turns.note_prepared(claim, batch, _written(kept, group))
         return _prepared(kept, group, verbatim, worth)
 
-    async def finish(self, bank: BankId, prepared: Prepared) -> None:
+    async def finish(self, bank: BankId, prepared: Prepared) -> bool:
         """Invalidate what the stored memories make outdated, or what was extracted and is not to be kept.
 
-        May be repeated. Raises `HindsightUnavailable`, and `HindsightRejected` where lists are refused.
+        And delete what is superfluous; False while Hindsight may still write it. May, and then must, be
+        repeated. Raises `HindsightUnavailable`, and `HindsightRejected` where lists are refused.
         """
         for memory_id in prepared.superseded:
             await self._invalidate(bank, memory_id, _SUPERSEDED)
@@ -142,9 +157,29 @@ class Extractor:
             for fact in await self._curate.facts_of(bank, document):
                 kind, importance = kind_of(fact.tags), importance_of(fact.metadata, fact.tags)
                 reason = self._options.policy.why_dropped(kind, importance)
+                if not reason and is_instruction_like(fact.text):
+                    reason = "instruction"
                 self._metrics.facts.labels(reason or "kept").inc()
                 if reason:
                     await self._invalidate(bank, fact.id, f"not kept: {reason}")
+        return await self._drop_words(bank, prepared.superfluous)
+
+    async def _drop_words(self, bank: BankId, documents: Sequence[DocumentId]) -> bool:
+        """Delete turns' own documents; False while an operation that writes one of them runs."""
+        is_over = True
+        try:
+            for operation in await self._eraser.running(bank, asks_what=True) if documents else ():
+                if operation.kind != "retain" or not operation.documents & set(documents):
+                    continue
+                if operation.is_idle:
+                    await self._eraser.cancel(bank, operation.id)
+                else:
+                    is_over = False
+            await self._eraser.delete_documents(bank, list(documents))
+        except HindsightRejected:
+            # The memories are stored; that the words stay is no reason to store them again.
+            _log.warning("words_not_dropped")
+        return is_over
 
     async def _invalidate(self, bank: BankId, memory_id: str, reason: str) -> None:
         try:
@@ -153,10 +188,16 @@ class Extractor:
             # The new memories are stored; that an old one stays is no reason to store them again.
             _log.warning("invalidation_refused")
 
-    async def _extracted(self, bank: BankId, batch: Batch, group: Sequence[Turn]) -> "_Kept":
+    async def _extracted(self, bank: BankId, batch: Batch, group: Sequence[Turn], looks_up: bool) -> "_Kept":
         """The facts of a group, or the decision to keep its words."""
         try:
-            return await self._ask(bank, group)
+            return await self._ask(bank, group, looks_up)
+        except LlmNotAsked as exc:
+            self._metrics.llm_calls.labels(exc.code).inc()
+            if isinstance(exc, LlmBudgetSpent) and self._options.over_budget == "none":
+                _log.info("extraction_over_budget", extra={"turns": len(group)})
+                return _Kept(None, ())
+            raise
         except (LlmUnavailable, LlmMisconfigured, LlmRejected, UnusableAnswer) as exc:
             self._metrics.llm_calls.labels("unusable" if isinstance(exc, UnusableAnswer) else exc.code).inc()
             tries = {LlmRejected: 0, UnusableAnswer: _UNUSABLE_TRIES}.get(type(exc), self._options.max_tries)
@@ -169,20 +210,14 @@ class Extractor:
                 raise LlmRejected("The LLM could not make memories of this.") from exc
             return _Kept(None, ())
 
-    async def _ask(self, bank: BankId, group: Sequence[Turn]) -> "_Kept":
+    async def _ask(self, bank: BankId, group: Sequence[Turn], looks_up: bool) -> "_Kept":
         turns = [spoken(turn.text, turn.said_at) for turn in group]
         if not any(turn.user.strip() for turn in turns):
             return _Kept((), ())
         await self._check_budget()
-        candidates = await self._candidates(bank, turns)
-        known = [
-            Known(
-                memory.text,
-                kind_of(memory.tags) or "",
-                "other" if memory.metadata.get(SUBJECT) == "other" else "user",
-            )
-            for memory in candidates
-        ]
+        own = {turn.document_id for turn in group}
+        candidates = await self._candidates(bank, turns, own) if looks_up else []
+        known = [_known(memory) for memory in candidates]
         policy = self._options.policy
         if self._llm is None:
             raise LlmMisconfigured("There is no LLM; set MEMORY_LLM_MODEL.")
@@ -206,10 +241,15 @@ class Extractor:
         )
         return _Kept(vetted.facts, tuple(replaced))
 
-    async def _candidates(self, bank: BankId, turns: Sequence[Spoken]) -> list[StoredFact]:
-        """Extracted memories that what was said now may make outdated: the nearest ones, and the newest.
+    async def _candidates(
+        self, bank: BankId, turns: Sequence[Spoken], own: Collection[DocumentId]
+    ) -> list[StoredFact]:
+        """Memories that what was said now may make outdated: the nearest ones, and the newest.
 
-        Who moves need not name the old city, so that likeness alone would miss what is outdated.
+        Who moves need not name the old city, so that likeness alone would miss what is outdated. Of turns
+        that were kept word for word only those that say one thing: with a longer one, what is still true
+        of it would go, so that it stays, beside the new memory, until it is forgotten. Documents in `own`
+        hold the very words that are being worked on.
         """
         query = keep_tail(" ".join(" ".join(turn.user for turn in turns).split()))
         if not has_word(query):
@@ -218,14 +258,17 @@ class Extractor:
             bank, query, budget="mid", max_tokens=_NEAR_TOKENS, timeout_s=_RECALL_S
         )
         found = {
-            one.id: StoredFact(one.id, one.text, one.tags, one.metadata)
+            one.id: StoredFact(one.id, one.text, one.tags, one.metadata, document_id=one.document_id)
             for one in near[:_NEAR]
             if one.fact_type != "observation"  # Hindsight's own to change
         }
         for fact in await self._curate.newest(bank, _NEWEST):
             found.setdefault(fact.id, fact)
-        # Turns that were kept word for word say more than one thing.
-        return [one for one in found.values() if kind_of(one.tags)]
+        return [
+            one
+            for one in found.values()
+            if one.document_id not in own and (kind_of(one.tags) or says_one_thing(spoken(one.text).user))
+        ]
 
     async def _check_budget(self) -> None:
         options = self._options
@@ -235,32 +278,32 @@ class Extractor:
         if (options.daily_usd and spent.usd >= options.daily_usd) or (
             options.daily_tokens and spent.tokens >= options.daily_tokens
         ):
-            raise LlmBudgetSpent("Today's budget for the LLM is spent.")
+            raise LlmBudgetSpent("Today's budget for the LLM is spent.", retry_after_s=_left_of_day_s())
 
     async def _account(self, answer: Completion) -> None:
         tokens = answer.prompt_tokens + answer.completion_tokens
         self._metrics.llm_tokens.labels("sent").inc(answer.prompt_tokens)
         self._metrics.llm_tokens.labels("said").inc(answer.completion_tokens)
         self._metrics.llm_cost.inc(answer.cost_usd)
+        self._metrics.note_usage("llm_tokens", self._options.tenant, tokens)
+        # Plain numbers are whole: millionths.
+        self._metrics.note_usage("llm_micro_usd", self._options.tenant, round(answer.cost_usd * 1_000_000))
         if self._spending is not None:
             await self._spending.note(self._options.tenant, usd=answer.cost_usd, tokens=tokens)
 
 
-async def open_extractor(
-    stack: AsyncExitStack,
-    settings: Settings,
-    policy: KeepPolicy,
-    log: TurnsLog,
-    hindsight: HindsightAdapter,
-    metrics: Metrics,
-) -> Extractor:
-    """The extractor that the settings ask for; what it needs besides is opened in `stack`."""
-    options = ExtractOptions.from_settings(settings, policy)
-    if options.mode != "litellm":
-        return Extractor(log, hindsight, metrics, options)
-    llm = await stack.enter_async_context(LlmAdapter.from_settings(settings))
-    spending = await stack.enter_async_context(Spending.from_settings(settings))
-    return Extractor(log, hindsight, metrics, options, llm, spending)
+def _known(memory: StoredFact) -> Known:
+    kind = kind_of(memory.tags)
+    if kind is None:
+        words = spoken(memory.text).user.strip()
+        return Known(words, "", "other" if is_about_another(words) else "user")
+    return Known(memory.text, kind, "other" if memory.metadata.get(SUBJECT) == "other" else "user")
+
+
+def _left_of_day_s() -> int:
+    """Seconds until a new day's budget (UTC)."""
+    now = datetime.now(UTC)
+    return 86_400 - (now.hour * 3600 + now.minute * 60 + now.second)
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,4 +356,4 @@ def _prepared(
         )
         numbers[fact.turn] += 1
     counts = {turn.document_id: number for turn, number in zip(group, numbers, strict=True)}
-    return Prepared(tuple(items), counts, kept.superseded)
+    return Prepared(tuple(items), counts, kept.superseded, superfluous=tuple(counts))

@@ -1,8 +1,10 @@
 """Add while the turns log is away: turns go straight to Hindsight's own durable queue.
 
-The documents are those that the worker would write, so that a turn which reached both (the log's
-reply was lost) is one document with one text. What differs: nothing is debounced, and the order
-inside a conversation is that of the calls.
+The documents are those of the turns, so that a turn which reached both (the log's reply was lost)
+is one document with one text. Where a language model makes memories of turns, these have documents
+of their own, and the worker deletes the turn's own one once they are stored, after the end of the
+operation that writes it. Only a repetition that comes this way after all that is kept beside them.
+What differs: nothing is debounced, and the order inside a conversation is that of the calls.
 
 Its job ids cannot be kept anywhere. They are tickets: bank and operation, sealed for the tenant.
 """
@@ -79,7 +81,7 @@ class Fallback:
             operation = operation_of("direct", documents, str(number))
             state = await self._hindsight.operation_state(bank, operation)
             if state.status == "not_found":
-                await self._hindsight.make_bank(bank)
+                await self._hindsight.make_bank(bank, tenant)
                 await self._hindsight.retain(bank, _items(conversation, turns), operation)
                 return Sent("queued", self._ticket(tenant, bank, operation))
             if await self._still_holds(bank, turns, state):

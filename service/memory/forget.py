@@ -24,8 +24,9 @@ a repetition finishes the work: the operations to look for are kept until then.
 One memory is one fact or observation. The document of a fact goes with it when it holds nothing else;
 otherwise the fact is overwritten and invalidated, which is all that Hindsight offers, and the turn it
 was read from stays as the source of the others. An observation goes with the facts it was made from,
-since it would be made again. The id of a pending turn is that of its document, which goes whole, with
-all that was extracted from it.
+since it would be made again. A memory that was set aside, since a newer one has replaced it, is still there
+with its words and could be taken back: its id is forgotten like any other. The id of a pending turn is that
+of its document, which goes whole, with all that was extracted from it.
 
 What is out of reach: Hindsight keeps the payloads of its operations, which nothing recalls, until its own
 retention ends (`all` takes them along). A consolidation that begins between steps 3 and 4 and also reads
@@ -274,7 +275,7 @@ class Forgetter:
         """Use up the operation ids, and see the end of all that may write; nothing is on its way then."""
         if fences:
             hold.check()
-            await self._hindsight.make_bank(bank)
+            await self._hindsight.make_bank(bank, None)
             await asyncio.gather(
                 *(self._hindsight.retain(bank, [_fence(item)], op) for op, item in fences.items())
             )

@@ -30,6 +30,9 @@ async def look_up(
 ) -> JobReply:
     """The job as it is once it has ended, or after `wait_s` seconds; with `bank`, of that user alone.
 
+    A key that knows its users by signed tokens is shown any job of its tenant: this request carries no token.
+    Job ids are random, or sealed, and are told to nobody but who has added the turn; they hold no content.
+
     Raises `NotFound` for a job that does not exist (any more) and for another tenant's or user's alike,
     `Unavailable` when what knows the job is away.
     """

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from pydantic import BaseModel, Field
 
-from service.memory.recall import normalised
+from service.memory.recall_reader import normalised
 from service.policy.block import language_of
 from service.schemas import RecallRequest
 

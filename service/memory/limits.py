@@ -7,11 +7,19 @@ therefore let through what arrives within that quarter of a second; one alone le
 limit. While Redis is away each process goes on with its own counts, and the failures are counted.
 
 The window slides: of the minute before, the part counts that is less than a minute ago.
+
+No library does it like this. `limits` (its asyncio strategies) and `fastapi-limiter` ask Redis before every
+request: a round trip that a cache hit does not make otherwise, and an error of theirs when Redis is away,
+for which we would have to count in memory all the same. The latter is also a dependency of FastAPI's
+routes, which the fast lane of recall never reaches, and is set up once for all of a process. The arithmetic
+is that of the sliding window counter which `limits` has as well.
 """
 
 import asyncio
 import contextlib
+import ipaddress
 import math
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import time
@@ -26,8 +34,11 @@ from service.metrics import Metrics
 from service.scope import BankId
 
 _TELL_EVERY_S = 0.25
+# Enough for who mistypes a key; a key cannot be guessed anyway, if it is not a word.
+SIGN_INS_PER_MINUTE = 10
 # About 20 MiB; who comes beyond that is not limited, and counted as a failure.
 _MOST_SUBJECTS = 100_000
+_SIGN_IN_COUNTS = 4096
 
 
 @dataclass(slots=True)
@@ -88,6 +99,18 @@ class RateLimits:
         """Count a request about a user's memories; raises `TooManyRequests` instead."""
         if self._per_user:
             self._take(f"user:{bank}", self._per_user, "This user")
+
+    def take_sign_in(self, address: str) -> None:
+        """Count a vain try to sign in from that network address; raises `TooManyRequests` instead.
+
+        Addresses share some thousand counts, an IPv6 network one: who has many must not fill the memory.
+        """
+        with contextlib.suppress(ValueError):
+            parsed = ipaddress.ip_address(address)
+            if parsed.version == 6:
+                address = str(ipaddress.ip_network((parsed, 64), strict=False))
+        number = zlib.crc32(address.encode("utf-8", "replace")) % _SIGN_IN_COUNTS
+        self._take(f"sign-in:{number}", SIGN_INS_PER_MINUTE, "This address")
 
     def _take(self, subject: str, rate: int, who: str) -> None:
         number, elapsed_s = divmod(self._clock(), WINDOW_S)

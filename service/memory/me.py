@@ -21,6 +21,7 @@ from service.memory.audit import Audit
 from service.memory.forget import Receipt
 from service.memory.keys import NewToken
 from service.memory.limits import RateLimits
+from service.memory.policies import Policies
 from service.memory.review import Position
 from service.policy.kinds import Kind
 from service.policy.me_view import Done, View
@@ -66,7 +67,7 @@ class Me:
     links: MeLinks | None
     ended: EndedLinks
     url: str
-    kinds: tuple[Kind, ...]
+    policies: Policies
     limits: RateLimits | None = None
     audit: Audit | None = None
 
@@ -75,15 +76,23 @@ class Me:
         cls,
         settings: Settings,
         ended: EndedLinks,
-        kinds: tuple[Kind, ...],
+        policies: Policies,
         limits: RateLimits | None = None,
         audit: Audit | None = None,
     ) -> Self:
-        """With `MEMORY_TOKEN_KEYS`; `kinds` are those that are kept."""
+        """With `MEMORY_TOKEN_KEYS`."""
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         url = settings.me_url or settings.public_url or f"http://{host}:{settings.port}"
-        kept = tuple(kind for kind in kinds if kind.keep)
-        return cls(MeLinks.from_settings(settings), ended, f"{url}/me", kept, limits, audit)
+        return cls(MeLinks.from_settings(settings), ended, f"{url}/me", policies, limits, audit)
+
+    def kinds_of(self, visit: Visit) -> tuple[Kind, ...]:
+        """The kinds that are kept of a visitor's memories; `retention_days` only where it is sooner."""
+        policy = self.policies.of(visit.tenant)
+        return tuple(
+            replace(kind, retention_days=policy.expiring.get(kind.name))
+            for kind in policy.keep.kinds
+            if kind.keep
+        )
 
     async def make(self, tenant: str, bank: BankId, ttl_s: int) -> MeLink:
         """A link for one user; raises `NotFound` without keys, `KeysUnavailable`."""
@@ -145,13 +154,13 @@ class Me:
         is_ours = isinstance(done, dict) and done.keys() <= {field.name for field in fields(Done)}
         return view, Done(**done) if isinstance(done, dict) and is_ours and "what" in done else None
 
-    def view_in(self, form: Mapping[str, object], before: View) -> View:
+    def view_in(self, visit: Visit, form: Mapping[str, object], before: View) -> View:
         """What a form asks to look at; raises `InvalidRequest`."""
         asked = {name: form.get(name) or "" for name in ("query", "kind", "until", "cursor")}
         texts = {name: value.strip() for name, value in asked.items() if isinstance(value, str)}
         view = replace(before, has_superseded=form.get("superseded") == "yes", **texts)
         if len(view.query) > _MAX_QUERY_CHARS or (
-            view.kind and view.kind not in {kind.name for kind in self.kinds}
+            view.kind and view.kind not in {kind.name for kind in self.kinds_of(visit)}
         ):
             raise InvalidRequest("These words are too long, or there is no such kind.")
         if view.cursor:

@@ -11,58 +11,30 @@ served: what was computed or kept is looked at again before it goes out.
 
 import asyncio
 import contextlib
-import hashlib
-import json
-import unicodedata
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
-from importlib.metadata import version
-from typing import Literal, NamedTuple
 
 from service import logs
-from service.adapters.cache import (
-    LEASE_RENEWAL_S,
-    NOT_FOUND,
-    Address,
-    Epochs,
-    Found,
-    RecallCache,
-    address_of,
-    token,
-)
+from service.adapters.cache import NOT_FOUND, Address, Epochs, Found, RecallCache, address_of
 from service.errors import CacheUnavailable, Unavailable
-from service.memory.answer import Answer, Answerer, Question, encode, nothing, question_of
+from service.memory.answer import Answer, Answerer, Question, encode, nothing
 from service.memory.asked import Asked, AskedBefore
 from service.memory.flights import Flights
+from service.memory.leases import Leases
+from service.memory.policies import Policies
+from service.memory.recall_reader import RecallReader
+from service.memory.recall_reply import Reply, hit, reply
 from service.metrics import Metrics
-from service.policy.content import clean
-from service.policy.ranking import has_word, keep_tail
-from service.policy.redaction import RedactionPolicy, redact, redact_all
 from service.schemas import RecallRequest
 from service.scope import BankId
 from service.settings import Settings
 
-# More than `keep_tail` keeps of any query.
-_MOST_CHARS = 4000
-_LEASE_POLL_S = 0.02
 _WORTH_ANOTHER_TRY_S = 0.1
 # What the last look at the cache may take when the deadline has come already.
 _GRACE_S = 0.05
 _HANDOVER_S = 0.01
 
-_JSON = "application/json"
-_TEXT = "text/plain; charset=utf-8"
-
-Outcome = Literal["hit", "miss", "stale", "degraded", "no_words", "gone"]
 Gone = Callable[[], Awaitable[object]]
-
-
-class Reply(NamedTuple):
-    """The bytes to answer with, their media type, and how they came about (for metrics)."""
-
-    body: bytes
-    media_type: str
-    outcome: Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,107 +90,95 @@ class Recaller:
         cache: RecallCache,
         metrics: Metrics,
         settings: Settings,
-        redaction: RedactionPolicy,
+        policies: Policies,
     ) -> None:
         self._answerer = answerer
         self._cache = cache
         self._metrics = metrics
         self._settings = settings
-        # A question keeps its sentences, so that something is left to look for.
-        self._redaction = redaction.for_questions
         self._flights: Flights[tuple[str, bool, Epochs | None], _Flown] = Flights()
         self._slots = asyncio.Semaphore(settings.recall_concurrency)
         self._asked = AskedBefore()
-        # What differs between installations and versions but not between requests.
-        setup = (
-            version("dify-memory"),
-            settings.timezone,
-            settings.hindsight_url,
-            settings.embedding_model,
-            answerer.policy,
-        )
-        self._setup = hashlib.sha256(repr(setup).encode()).hexdigest()[:16]
+        self._reader = RecallReader(settings, policies)
+        self._leases = Leases(cache, metrics)
 
-    async def recall(self, request: RecallRequest, bank: BankId, gone: Gone | None = None) -> Reply:
+    async def recall(
+        self, request: RecallRequest, bank: BankId, gone: Gone | None = None, *, tenant: str
+    ) -> Reply:
         """`recall_read` of a request that was read already."""
-        return await self.recall_read(lambda: (request, bank), b"", gone)
+        return await self.recall_read(lambda: (request, bank), b"", gone, tenant=tenant)
 
     async def recall_read(
-        self, read: Callable[[], tuple[RecallRequest, BankId]], name: bytes, gone: Gone | None = None
+        self,
+        read: Callable[[], tuple[RecallRequest, BankId]],
+        name: bytes,
+        gone: Gone | None = None,
+        *,
+        tenant: str,
     ) -> Reply:
         """The reply, at the latest at the request's deadline (plus the time it takes to write it).
 
         `read` gives the request and its bank, a pure function of what `name` stands for (see `asked`; empty:
-        nothing is remembered), and its errors are raised. `gone` returns when the client has gone away;
-        nothing is computed for it any more then. Raises `Unavailable` only when the request says
-        `on_error=fail` and Hindsight has not answered.
+        nothing is remembered), and its errors are raised. The bank is one of `tenant`'s, whose policy is
+        followed. `gone` returns when the client has gone away; nothing is computed for it any more then.
+        Raises `Unavailable` only when the request says `on_error=fail` and Hindsight has not answered.
         """
         now = asyncio.get_running_loop().time()
         asked = self._asked.get(name)
         given: tuple[RecallRequest, BankId] | None = None
         if asked is None:
             given = read()
-            asked = self.asked_of(*given)
+            asked = self.asked_of(*given, tenant)
             if asked is None:
                 as_text = given[0].format == "text"
-                return _reply(encode(nothing(), as_text=as_text), as_text, "no_words", reason="no_words")
+                return reply(
+                    encode(nothing(), as_text=as_text), "no_words", as_text=as_text, reason="no_words"
+                )
             if name:
                 self._asked.remember(name, asked)
         logs.bank_id.set(asked.bank)
         # A silent cache must leave time for the rest, even of a short deadline.
         found = await self._find(asked.bank, asked.address, now + asked.deadline_s / 2)
         if found.current is not None and not asked.is_fresh:
-            return _hit(found.current, asked.as_text)
-        return await self._recall_anew(*(given or read()), asked, found.epochs, now + asked.deadline_s, gone)
+            return hit(found.current, as_text=asked.as_text)
+        request, _ = given or read()
+        ends = now + asked.deadline_s
+        return await self._recall_anew(request, tenant, asked, found.epochs, ends, gone)
 
-    def asked_of(self, request: RecallRequest, bank: BankId) -> Asked | None:
+    def asked_of(self, request: RecallRequest, bank: BankId, tenant: str) -> Asked | None:
         """The request as the cache knows it; None for a query without a word."""
-        query = normalised(request.query)
-        # Most queries begin with a word; looking for one costs more than looking at the first character.
-        if not (query[:1].isalnum() and query.isascii()) and not has_word(query):
-            return None
-        wanted_ms = request.timeout_ms or self._settings.recall_deadline_ms
-        key = self._key(request, bank, query, request.format)
-        return Asked(
-            bank,
-            key,
-            address_of(bank, key),
-            request.format == "text",
-            request.fresh,
-            min(wanted_ms, self._settings.recall_deadline_max_ms) / 1000,
-        )
+        return self._reader.asked_of(request, bank, tenant)
 
     async def _recall_anew(
         self,
         request: RecallRequest,
-        bank: BankId,
+        tenant: str,
         asked: Asked,
         epochs: Epochs | None,
         ends: float,
         gone: Gone | None,
     ) -> Reply:
-        # Hindsight may trace what it is asked; and memories hold `[phone]`, never the number.
-        query = redact(normalised(request.query), self._redaction).text
-        tags, _ = redact_all(map(clean, request.tag_list), self._redaction)
         as_text = asked.as_text
         ask = _Ask(
             request,
-            question_of(request, bank, query, tags, self._settings.min_score),
+            self._reader.question_of(request, asked.bank, tenant),
             asked.key,
-            self._key(request, bank, normalised(request.query), "json") if as_text else asked.key,
+            self._reader.json_key_of(request, asked.bank, tenant) if as_text else asked.key,
             epochs,
             ends,
         )
         async with _watched(gone) as left:
             flown = await self._fly(ask, left)
             if flown is None and left is not None and left.done():
-                return _reply(encode(nothing(), as_text=as_text), as_text, "gone", reason="client_gone")
+                return reply(
+                    encode(nothing(), as_text=as_text), "gone", as_text=as_text, reason="client_gone"
+                )
         if flown is None:
             flown = _nothing(ask, "deadline")
         if flown.answer is None or not flown.answer.degraded:
-            return _reply(flown.body, as_text, "miss")
+            return reply(flown.body, "miss", as_text=as_text)
         if flown.answer.has_recalled:
-            return _reply(flown.body, as_text, "degraded", reason=flown.answer.reason)
+            return reply(flown.body, "degraded", as_text=as_text, reason=flown.answer.reason)
         if request.on_error == "fail":
             raise Unavailable("The memory cannot be asked at the moment; try again soon.", retry_after_s=5)
         return await self._last_resort(ask, flown.answer)
@@ -248,7 +208,11 @@ class Recaller:
                 return flown
 
     async def _compute(self, ask: _Ask) -> _Flown:
-        async with self._lease(ask) as published:
+        # Who wants a fresh answer waits for nobody.
+        lease = (
+            self._leases.held(ask.bank, ask.key, ask.ends) if ask.is_joinable else contextlib.nullcontext()
+        )
+        async with lease as published:
             if published is not None:
                 return _Flown(published, None, ask.ends)
             try:
@@ -299,88 +263,17 @@ class Recaller:
         ends = max(ask.ends, asyncio.get_running_loop().time()) + _GRACE_S
         found = await self._find(ask.bank, address_of(ask.bank, ask.json_key), ends)
         if found.current is not None and not ask.request.fresh and not ask.as_text:
-            return _hit(found.current, as_text=False)  # another process was luckier
+            return hit(found.current, as_text=False)  # another process was luckier
         if ask.epochs and found.epochs and not _is_unpurged(ask.epochs, found.epochs):
             answer = nothing(answer.reason)
         if found.stale is None:
-            return _reply(encode(answer, as_text=ask.as_text), ask.as_text, "degraded", reason=answer.reason)
+            body = encode(answer, as_text=ask.as_text)
+            return reply(body, "degraded", as_text=ask.as_text, reason=answer.reason)
         if not ask.as_text and not answer.memories:
-            return _reply(found.stale, as_text=False, outcome="stale", reason=answer.reason)
+            return reply(found.stale, "stale", as_text=False, reason=answer.reason)
         joined = self._answerer.joined(ask.question, found.stale, answer)
-        return _reply(encode(joined, as_text=ask.as_text), ask.as_text, "stale", reason=answer.reason)
-
-    @contextlib.asynccontextmanager
-    async def _lease(self, ask: _Ask) -> AsyncIterator[bytes | None]:
-        """Hold the question's lease; or wait for who has it, and give what they have published.
-
-        A lease lives a second and is prolonged while its holder works, so that a holder that dies
-        frees it by itself. Without a cache there is nothing to hold, and who wants a fresh answer
-        waits for nobody.
-        """
-        if not ask.is_joinable:
-            yield None
-            return
-        holder = token()
-        keeper: asyncio.Task[None] | None = None
-        try:
-            published, is_ours = await self._await_lease(ask, holder)
-            if is_ours and published is None:
-                keeper = asyncio.create_task(self._keep(ask, holder))
-            yield published
-        finally:
-            if keeper is not None:
-                keeper.cancel()
-            self._cache.release_lease(ask.bank, ask.key, holder)
-
-    async def _await_lease(self, ask: _Ask, holder: bytes) -> tuple[bytes | None, bool]:
-        """What another process has published, and whether the lease is ours."""
-        loop = asyncio.get_running_loop()
-        has_waited = False
-        try:
-            while loop.time() < ask.ends:
-                is_ours = await self._cache.lease(ask.bank, ask.key, holder)
-                if has_waited:
-                    found = await self._cache.find(ask.bank, ask.key, ask.ends)
-                    if found.current is not None:
-                        return found.current, is_ours
-                if is_ours:
-                    return None, True
-                has_waited = True
-                await asyncio.sleep(_LEASE_POLL_S)
-        except CacheUnavailable:
-            self._metrics.cache_failures.inc()
-        return None, False
-
-    async def _keep(self, ask: _Ask, holder: bytes) -> None:
-        while True:
-            await asyncio.sleep(LEASE_RENEWAL_S)
-            self._cache.renew_lease(ask.bank, ask.key, holder)
-
-    def _key(self, request: RecallRequest, bank: BankId, query: str, form: str) -> str:
-        """Digest of everything that changes the bytes of the answer, whose memory it is first of all.
-
-        The bank is also in the names of Redis' keys, but flights are named by this digest alone.
-        """
-        # Plain numbers and strings only, so that equal renderings mean equal values.
-        parts = (
-            self._setup,
-            bank,
-            query,
-            request.top_k,
-            request.max_chars,
-            request.max_total_chars,
-            sorted(request.kind_list) if request.kinds else "",
-            # A floor that is asked for also means more than the server's own (see `Question.is_strict`).
-            request.min_score > 0,
-            # Adding zero makes the negative zero a zero.
-            self._settings.min_score if request.min_score < 0 else request.min_score + 0.0,
-            request.budget,
-            (request.tags_match, sorted(request.tag_list)) if request.tags else "",
-            request.conversation_id,
-            form,
-            request.language,
-        )
-        return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+        body = encode(joined, as_text=ask.as_text)
+        return reply(body, "stale", as_text=ask.as_text, reason=answer.reason)
 
 
 def _name(ask: _Ask) -> tuple[str, bool, Epochs | None]:
@@ -408,37 +301,3 @@ async def _watched(gone: Gone | None) -> AsyncIterator["asyncio.Future[object] |
         yield left
     finally:
         left.cancel()
-
-
-def normalised(query: str) -> str:
-    """The query as it is asked and cached: NFKC, single spaces, its tail when it is too long."""
-    # Only the tail counts, so that a pasted book is not normalised whole.
-    tail = query[-_MOST_CHARS:]
-    if not tail.isascii():
-        tail = unicodedata.normalize("NFKC", tail)
-    if not tail.isprintable():  # what `clean` removes is not, nor are a byte order mark and a line end
-        tail = clean(tail)
-    return keep_tail(" ".join(tail.split()))
-
-
-# The stored bytes stay as they are; what differs from call to call is put behind them.
-_HIT = b', "cached": true, "stale": false, "degraded": false, "reason": "", "request_id": "%b"}'
-
-
-def _hit(body: bytes, as_text: bool) -> Reply:
-    if as_text:
-        return Reply(body, _TEXT, "hit")
-    return Reply(body[:-1] + _HIT % logs.request_id.get().encode(), _JSON, "hit")
-
-
-def _reply(body: bytes, as_text: bool, outcome: Outcome, *, reason: str = "") -> Reply:
-    if as_text:
-        return Reply(body, _TEXT, outcome)
-    flags = {
-        "cached": outcome == "stale",
-        "stale": outcome == "stale",
-        "degraded": outcome in ("stale", "degraded"),
-        "reason": reason,
-        "request_id": logs.request_id.get(),
-    }
-    return Reply(body[:-1] + b", " + json.dumps(flags, ensure_ascii=False)[1:].encode(), _JSON, outcome)

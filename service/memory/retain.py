@@ -6,7 +6,6 @@ said again later in a conversation are a new turn. The words count even with a `
 nodes of one workflow run share the run's id, and neither may swallow the other.
 """
 
-import asyncio
 import json
 import logging
 import uuid
@@ -27,6 +26,8 @@ from service.errors import (
     TurnsLogUnavailable,
 )
 from service.memory.fallback import Fallback
+from service.memory.policies import Policies
+from service.memory.redacting import off_loop
 from service.policy.content import (
     Message,
     Turn,
@@ -46,8 +47,6 @@ _log = logging.getLogger(__name__)
 
 # One document; Hindsight cuts longer ones into chunks where it likes, we cut at sentences.
 _DOCUMENT_CHARS = 8_000
-# Redacting this much takes some milliseconds at most.
-_INLINE_CHARS = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,22 +73,22 @@ async def accept(
     cache: RecallCache,
     fallback: Fallback | None,
     settings: Settings,
-    redaction: RedactionPolicy,
+    policies: Policies,
 ) -> Accepted:
     """Write the request's turns to the log; when this returns they survive any crash.
 
     When the log is away they go to Hindsight through `fallback`, if there is one. Raises
     `InvalidRequest` for messages that cannot be read, `TooLarge` for more than `max_request_turns`
-    turns or `max_turn_chars` characters, `TooManyWaiting` when so many turns wait that no more are
-    taken, `TurnsLogUnavailable` when nothing can take them for sure.
+    turns or a turn of more than `max_turn_chars` characters, `TooManyWaiting` when so many turns wait
+    that no more are taken, `TurnsLogUnavailable` when nothing can take them for sure.
     """
+    redaction = policies.of(tenant).redaction
     messages, skipped = _messages_of(request)
     if not messages:
         return Accepted("skipped", "", 0, skipped, 0, False)
-    if sum(len(message.text) for message in messages) > settings.max_turn_chars:
-        raise TooLarge(f"One request may hold at most {settings.max_turn_chars} characters of messages.")
-
     spoken = split_turns(messages)
+    if any(sum(len(one.text) for one in turn.messages) > settings.max_turn_chars for turn in spoken):
+        raise TooLarge(f"One turn may hold at most {settings.max_turn_chars} characters.")
     if len(spoken) > settings.max_request_turns:
         raise TooLarge(
             f"One request may hold at most {settings.max_request_turns} turns; send the rest in others."
@@ -103,9 +102,13 @@ async def accept(
     if redacted:
         messages, spoken = kept, split_turns(kept)
     own = [tag for tag in map(clean, request.tag_list) if tag and not is_reserved_tag(tag)]
-    tags, in_tags = redact_all(own, redaction)
     given = {clean(name): clean(text) for name, text in request.metadata_map.items()}
-    metadata, in_metadata = redact_map(given, redaction)
+    (tags, in_tags), (metadata, in_metadata) = await off_loop(
+        sum(map(len, (*own, *given, *given.values()))),
+        lambda: (redact_all(own, redaction), redact_map(given, redaction)),
+    )
+    # Once more: what a sentence that is dropped leaves behind may be such a tag.
+    tags = tuple(tag for tag in tags if not is_reserved_tag(tag))
     redacted += in_tags + in_metadata
 
     said_at = request.said_at
@@ -121,7 +124,14 @@ async def accept(
     job_id = JobId(uuid.uuid4().hex)
     logs.job_id.set(job_id)
     turns = [
-        NewTurn(document_of(bank, conversation, turn, part), text, said_at, tags, metadata)
+        NewTurn(
+            document_of(bank, conversation, turn, part),
+            text,
+            said_at,
+            tags,
+            metadata,
+            logs.traceparent.get(),
+        )
         for part, text in enumerate(_documents(spoken))
     ]
     try:
@@ -153,10 +163,8 @@ async def accept(
 
 async def _redact(messages: Sequence[Message], policy: RedactionPolicy) -> tuple[list[Message], int]:
     """Messages with something left, and how many passages were masked or cut."""
-    if sum(len(message.text) for message in messages) <= _INLINE_CHARS:
-        return redact_messages(messages, policy)
-    # A hostile text takes a second, and recalls have deadlines.
-    return await asyncio.to_thread(redact_messages, messages, policy)
+    chars = sum(len(message.text) for message in messages)
+    return await off_loop(chars, lambda: redact_messages(messages, policy))
 
 
 async def _note_write(cache: RecallCache, bank: BankId) -> bool:

@@ -14,7 +14,7 @@ import base64
 import binascii
 import re
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import MAXYEAR, UTC, datetime, timedelta
 
@@ -23,6 +23,7 @@ from service.adapters.hindsight_erase import HindsightEraser
 from service.adapters.hindsight_review import HindsightReview, StoredMemory
 from service.adapters.turns import Turn, TurnsLog
 from service.errors import CacheUnavailable, InvalidRequest, NotFound, NotStoredYet, Unavailable
+from service.memory.redacting import off_loop
 from service.policy.content import clean, strip_blocks
 from service.policy.kinds import KIND_TAG, importance_of, kind_of
 from service.policy.redaction import RedactionPolicy, redact
@@ -140,6 +141,29 @@ async def superseded_facts(review: HindsightReview, bank: BankId) -> frozenset[s
     return frozenset(found)
 
 
+async def _importances(
+    review: HindsightReview, bank: BankId, kept: Sequence[StoredMemory]
+) -> dict[str, float | None]:
+    """How much the observations of a page matter: as much as the most important fact each rests on.
+
+    An observation has none of the labels that tell it of facts; facts that are too old to be found are
+    left out.
+    """
+    sources = {memory.id: memory.source_ids for memory in kept if memory.is_derived}
+    left = {source for ids in sources.values() for source in ids}
+    found: dict[str, float | None] = {}
+    for number in range(_MOST_SOURCES_PAGES if left else 0):
+        page = await review.memories(bank, limit=_SOURCES_PAGE, offset=number * _SOURCES_PAGE)
+        found |= {row.id: importance_of(row.metadata, row.tags) for row in page if row.id in left}
+        left -= found.keys()
+        if not left or len(page) < _SOURCES_PAGE:
+            break
+    return {
+        memory: max((value for one in ids if (value := found.get(one)) is not None), default=None)
+        for memory, ids in sources.items()
+    }
+
+
 async def list_page(
     request: ListRequest,
     bank: BankId,
@@ -161,31 +185,52 @@ async def list_page(
     # The log first: a turn that is being stored meanwhile is then seen twice, not missed.
     turns = [] if after or kinds else await log.pending(bank)
     hidden = frozenset() if request.include_superseded else await superseded_facts(review, bank)
+    kept, cursor = await _kept(request, bank, after, query, hidden, review)
+    return _page(kept, turns, query, cursor, request.limit, await _importances(review, bank, kept))
+
+
+async def _kept(
+    request: ListRequest,
+    bank: BankId,
+    after: Position | None,
+    query: str,
+    hidden: frozenset[str],
+    review: HindsightReview,
+) -> tuple[list[StoredMemory], str]:
+    """The memories of a page, and the cursor of what follows."""
+    tags = [KIND_TAG + kind for kind in request.kind_list]
     kept: list[StoredMemory] = []
     last: StoredMemory | None = None
     pages = 0
-    async for rows in walk(review, bank, after=after, query=query, tags=[KIND_TAG + kind for kind in kinds]):
+    async for rows in walk(review, bank, after=after, query=query, tags=tags):
         for row in rows:
             if row.id in hidden or not _contains(row.text, query):
                 last = row
                 continue
             if len(kept) == request.limit:
-                return _page(kept, turns, query, position_of(last or row).encode(), request.limit)
+                return kept, position_of(last or row).encode()
             kept.append(row)
             last = row
         pages += 1
         if pages == _MOST_PAGES and last is not None:
-            return _page(kept, turns, query, position_of(last).encode(), request.limit)
-    return _page(kept, turns, query, "", request.limit)
+            return kept, position_of(last).encode()
+    return kept, ""
 
 
-def _page(kept: Sequence[StoredMemory], turns: Sequence[Turn], query: str, cursor: str, limit: int) -> Page:
+def _page(
+    kept: Sequence[StoredMemory],
+    turns: Sequence[Turn],
+    query: str,
+    cursor: str,
+    limit: int,
+    importances: Mapping[str, float | None],
+) -> Page:
     stored = {memory.document_id for memory in kept}
     waiting = [
         turn for turn in reversed(turns) if turn.document_id not in stored and _contains(turn.text, query)
     ]
     return Page(
-        memories=tuple(listed(memory) for memory in kept),
+        memories=tuple(listed(memory, importances.get(memory.id)) for memory in kept),
         pending=tuple(
             PendingMemory(id=turn.document_id, text=turn.text, created_at=said_at(turn))
             for turn in waiting[:limit]
@@ -199,14 +244,15 @@ def _contains(text: str, query: str) -> bool:
     return query.casefold() in text.casefold()
 
 
-def listed(memory: StoredMemory) -> ListedMemory:
-    """A memory as a person gets to see it."""
+def listed(memory: StoredMemory, derived_importance: float | None = None) -> ListedMemory:
+    """A memory as a person gets to see it; an observation's importance is that of what it rests on."""
+    importance = importance_of(memory.metadata, memory.tags)
     return ListedMemory(
         id=memory.id,
         text=memory.text,
         kind=kind_of(memory.tags),
         score=None,
-        importance=importance_of(memory.metadata, memory.tags),
+        importance=derived_importance if importance is None else importance,
         created_at=memory.said_at.isoformat(timespec="seconds"),
         pending=False,
         type="observation" if memory.is_derived else "fact",
@@ -253,7 +299,8 @@ async def correct(
     `NotFound` (for another user's memory, too), `NotStoredYet`, and `Unavailable` when Hindsight or the
     cache cannot be reached; the same request may be repeated then.
     """
-    text = redact(strip_blocks(clean(request.text)), redaction).text.strip()
+    given = strip_blocks(clean(request.text))
+    text = (await off_loop(len(given), lambda: redact(given, redaction))).text.strip()
     if not text:
         raise InvalidRequest("The field text must hold the new words; to remove a memory, use forget.")
     memory_id = await _stored_id(request.memory_id, bank, review, log)

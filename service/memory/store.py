@@ -6,16 +6,17 @@ forgotten only when Hindsight says `completed`.
 
 What a failure means: refused (4xx) is final; answered badly, or an operation that failed, counts,
 and after `max_attempts` the turns go on one by one, then to the dead letters; no answer, or any
-failure while Hindsight is not well, never counts. A slow operation is left to itself and looked
-at again, so that no bank holds a slot for longer than about 20 seconds.
+failure while Hindsight is not well, never counts. Known memories that cannot be looked up although
+Hindsight is well are done without: then new ones outdate nothing. A slow operation is left to itself
+and looked at again, so that no bank holds a slot for longer than about 20 seconds.
 """
 
 import asyncio
 import logging
 import random
 import uuid
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from time import monotonic
@@ -24,6 +25,7 @@ from typing import Literal
 from service import logs
 from service.adapters.cache import RecallCache
 from service.adapters.hindsight import HindsightAdapter, Item
+from service.adapters.tracing import span
 from service.adapters.turns import Batch, Claim, Turn, TurnsLog
 from service.errors import (
     CacheUnavailable,
@@ -31,14 +33,17 @@ from service.errors import (
     HindsightRejected,
     HindsightUnavailable,
     LlmMisconfigured,
+    LlmNotAsked,
     LlmRejected,
     LlmUnavailable,
     ServiceError,
     TurnsLogUnavailable,
 )
 from service.memory.extract import ExtractOptions, Extractor, Prepared
+from service.memory.extractors import Extractors
 from service.memory.hold import Hold
 from service.memory.outage import Outage
+from service.memory.policies import Policies
 from service.metrics import Metrics
 from service.scope import BankId, DocumentId, OperationId, operation_of
 
@@ -56,6 +61,7 @@ _LONGEST_POLL_S = 1.0
 _LONGEST_LOOK_S = 10.0
 _LONGEST_BACKOFF_S = 300.0
 _OUTAGE_RETRY_S = 2.0
+_NOT_LOOKED_UP_RETRY_S = 10
 _COUNT_S = 5.0
 _COUNTS_AT_ONCE = 5
 
@@ -79,10 +85,15 @@ class StoreOptions:
 
 @dataclass(frozen=True, slots=True)
 class _Trouble:
-    """Why turns are not stored yet: their own fault for good, perhaps, not at all, or still running."""
+    """Why turns are not stored yet: their own fault for good, perhaps, not at all, or still running.
+
+    `is_failure` False: nothing was tried, so that it is no failed try. `retry_after_s`: no sooner than that.
+    """
 
     verdict: Verdict
     reason: str
+    is_failure: bool = True
+    retry_after_s: int = 0
     needs_new_id: bool = False
     is_processing: bool = False
 
@@ -97,7 +108,7 @@ class Storer:
         hindsight: HindsightAdapter,
         metrics: Metrics,
         options: StoreOptions,
-        extractor: Extractor | None = None,
+        extractors: Extractors | None = None,
     ) -> None:
         self._cache = cache
         self._turns = log
@@ -105,7 +116,7 @@ class Storer:
         self._metrics = metrics
         self._options = options
         self._outage = Outage(hindsight)
-        self._extractor = extractor or Extractor(log, hindsight, metrics, ExtractOptions())
+        self._extractors = extractors or Extractors(log, hindsight, metrics, ExtractOptions(), Policies())
 
     @property
     def is_hindsight_away(self) -> bool:
@@ -156,7 +167,8 @@ class Storer:
             batch = await self._turns.take(claim, uuid.uuid4().hex)
             if batch is None:
                 return 0
-            retry_in_s = await self._store(claim, hold, batch)
+            with self._span(batch):
+                retry_in_s = await self._store(claim, hold, batch)
             if retry_in_s is not None:
                 return retry_in_s
             if monotonic() >= ends:
@@ -165,13 +177,16 @@ class Storer:
     async def _store(self, claim: Claim, hold: Hold, batch: Batch) -> float | None:
         """Store one batch, or the first turn of a solo one; None: go on, else seconds until the next try."""
         group = batch.turns[:1] if batch.is_solo else batch.turns
+        started = monotonic()
         kept: dict[DocumentId, int] | None = None
+        tenant = await self._tenant_of(batch)
+        extractor = self._extractors.of(tenant)
         try:
-            prepared = await self._prepare(claim, batch, group)
+            prepared = await self._prepare(claim, batch, group, extractor)
             if isinstance(prepared, Prepared):
                 kept = prepared.kept
                 async with asyncio.timeout(_TRY_S):
-                    trouble = await self._try(claim.bank, hold, batch, prepared)
+                    trouble = await self._try(claim.bank, hold, batch, prepared, tenant, extractor)
             else:
                 trouble = prepared
         except TimeoutError:
@@ -183,44 +198,103 @@ class Storer:
             _log.error("store_crashed", exc_info=True)
             trouble = _Trouble("counts", "Storing this failed on our side.")
         if trouble is not None:
-            return await self._fail(claim, batch, group, trouble)
+            return await self._fail(claim, batch, group, trouble, tenant)
         if kept is None:
             kept = await self._count(claim.bank, group)
         await self._settle(claim, batch, kept, "done", "")
-        self._metrics.turns.labels("stored").inc(len(group))
+        self._note_stored(batch, group, started)
+        self._metrics.note_usage("turn_stored", tenant or "", len(group))
         return None
 
-    async def _prepare(self, claim: Claim, batch: Batch, group: Sequence[Turn]) -> Prepared | _Trouble:
-        """What to store of `group`, or why that cannot be said yet."""
-        try:
-            return await self._extractor.prepare(claim, batch, group, _items(group, batch.turns))
-        except LlmRejected as exc:
-            return _Trouble("final", exc.detail)
-        except (LlmUnavailable, LlmMisconfigured) as exc:
-            return _Trouble("passes", exc.detail)
-        except (HindsightUnavailable, HindsightRejected) as exc:
-            await self._outage.ask()
-            return _Trouble("passes", exc.detail)
+    def _note_stored(self, batch: Batch, group: Sequence[Turn], started: float) -> None:
+        took_s = monotonic() - started
+        # When a turn was accepted and when the batch was loaded are the log's clock.
+        ages_s = [(batch.loaded_ms - turn.accepted_ms) / 1000 + took_s for turn in group]
+        self._metrics.note_stored(ages_s, took_s)
 
-    async def _try(self, bank: BankId, hold: Hold, batch: Batch, prepared: Prepared) -> _Trouble | None:
+    @contextmanager
+    def _span(self, batch: Batch) -> Iterator[None]:
+        """One try at a batch: it goes on with the trace of its first turn and is linked to each turn's."""
+        traces = [turn.trace for turn in batch.turns if turn.trace]
+        with span("store batch", "consumer", parent=traces[0] if traces else "", links=traces) as made:
+            made.note(memory__turns=len(batch.turns), memory__tries=batch.tries, memory__looks=batch.looks)
+            yield
+
+    async def _tenant_of(self, batch: Batch) -> str | None:
+        """Whose a batch is; None when its job is not known any more, as after three months without Hindsight.
+
+        All turns of a bank are one tenant's.
+        """
+        job = await self._turns.job(batch.turns[0].job_id)
+        return (job.tenant or None) if job else None
+
+    async def _prepare(
+        self, claim: Claim, batch: Batch, group: Sequence[Turn], extractor: Extractor
+    ) -> Prepared | _Trouble:
+        """What to store of `group`, or why that cannot be said yet."""
+        verbatim = _items(group, batch.turns)
+        looks_up = True
+        while True:
+            try:
+                return await extractor.prepare(claim, batch, group, verbatim, looks_up=looks_up)
+            except LlmRejected as exc:
+                return _Trouble("final", exc.detail)
+            except (LlmUnavailable, LlmMisconfigured) as exc:
+                # A day without a budget must not use up the tries of the day after.
+                is_failure = not isinstance(exc, LlmNotAsked)
+                if not is_failure:
+                    await self._turns.note_resting(claim.bank, exc.code, exc.retry_after_s or 0)
+                return _Trouble("passes", exc.detail, is_failure, exc.retry_after_s or 0)
+            except (HindsightUnavailable, HindsightRejected) as exc:
+                trouble = await self._not_looked_up(claim.bank, batch, exc)
+                if trouble is not None or not looks_up:
+                    return trouble or _Trouble("passes", exc.detail, is_failure=False)
+                # New memories that leave outdated ones be are worth more than none.
+                looks_up = False
+
+    async def _not_looked_up(
+        self, bank: BankId, batch: Batch, exc: HindsightUnavailable | HindsightRejected
+    ) -> _Trouble | None:
+        """What it means that known memories could not be looked up; None: go on without them.
+
+        It is no failed try of the language model, which has not been asked.
+        """
+        is_well = await self._outage.ask()
+        if isinstance(exc, HindsightRejected):
+            if is_well and await self._is_welcome(bank, operation_of(batch.id)):
+                return None
+        elif is_well and exc.reached:
+            if batch.attempts >= max(1, self._options.max_attempts // 2):
+                return None
+            return _Trouble("counts", exc.detail, is_failure=False)
+        return _Trouble("passes", exc.detail, is_failure=False, retry_after_s=_NOT_LOOKED_UP_RETRY_S)
+
+    async def _try(
+        self,
+        bank: BankId,
+        hold: Hold,
+        batch: Batch,
+        prepared: Prepared,
+        tenant: str | None,
+        extractor: Extractor,
+    ) -> _Trouble | None:
         """Store a group under its operation id and follow it to its end; None when it is stored."""
-        if not prepared.items:
+        if not prepared.items and not prepared.superfluous:
             return None  # nothing worth keeping was said
         parts = [str(batch.round)] + ([batch.turns[0].document_id] if batch.is_solo else [])
         operation = operation_of(batch.id, *parts)
         try:
-            if batch.looks == 0:
-                config_id = self._hindsight.bank_config_id
-                if not await self._turns.is_bank_made(bank, config_id):
-                    await self._hindsight.make_bank(bank)
-                    await self._turns.note_bank_made(bank, config_id)
+            if batch.looks == 0 and prepared.items:
+                with span("make bank", "client"):
+                    await self._make_bank(bank, tenant)
                 # A forget takes the claim away first: a worker that was stopped meanwhile must not send.
                 hold.check()
                 await self._hindsight.retain(bank, prepared.items, operation)
-            trouble = await self._follow(bank, hold, batch, operation)
+            trouble = await self._follow(bank, hold, batch, operation) if prepared.items else None
             if trouble is None:
                 hold.check()
-                await self._extractor.finish(bank, prepared)
+                if not await extractor.finish(bank, prepared):
+                    trouble = _Trouble("runs", "Hindsight is still storing the same words.")
         except HindsightRejected as exc:
             if await self._outage.ask() and await self._is_welcome(bank, operation):
                 return _Trouble("final", exc.detail)
@@ -229,6 +303,20 @@ class Storer:
             is_well = await self._outage.ask()
             return _Trouble("counts" if is_well and exc.reached else "passes", exc.detail)
         return trouble
+
+    async def _make_bank(self, bank: BankId, tenant: str | None) -> None:
+        """Have the bank as its tenant's policy wants it; a look at it while nothing has changed.
+
+        That we have made it is not enough: Hindsight may have lost it since.
+        """
+        if tenant is None:
+            await self._hindsight.make_bank(bank, None)
+            return
+        config_id = self._hindsight.bank_config_id(tenant)
+        is_made = await self._turns.is_bank_made(bank, config_id)
+        if not is_made or not await self._hindsight.is_bank_as_made(bank, tenant):
+            await self._hindsight.make_bank(bank, tenant)
+            await self._turns.note_bank_made(bank, config_id)
 
     async def _is_welcome(self, bank: BankId, operation: OperationId) -> bool:
         """Whether Hindsight takes harmless questions: if not, our key is wrong and not the turn."""
@@ -248,6 +336,7 @@ class Storer:
                 await asyncio.sleep(pause_s)
             hold.check()
             status = await self._hindsight.operation(bank, operation)
+            self._metrics.operation_polls.labels(status).inc()
             if status == "completed":
                 return None
             if status in ("failed", "cancelled", "not_found"):
@@ -279,7 +368,7 @@ class Storer:
         return kept
 
     async def _fail(
-        self, claim: Claim, batch: Batch, group: Sequence[Turn], trouble: _Trouble
+        self, claim: Claim, batch: Batch, group: Sequence[Turn], trouble: _Trouble, tenant: str | None
     ) -> float | None:
         """Note what happened; None: go on at once, else seconds until the next try."""
         if trouble.verdict == "runs":
@@ -297,12 +386,12 @@ class Storer:
         )
         if is_over and len(group) == 1:
             await self._settle(claim, batch, {group[0].document_id: 0}, "failed", trouble.reason)
-            self._metrics.turns.labels("dead").inc()
+            self._metrics.note_turn("dead", tenant or "")
             return None
         failed = replace(
             batch,
             attempts=attempts,
-            tries=batch.tries + (not is_away),
+            tries=batch.tries + (trouble.is_failure and not is_away),
             looks=0,
             round=batch.round + trouble.needs_new_id,
             processing_ms=0,
@@ -313,7 +402,9 @@ class Storer:
         await self._turns.postpone(claim, failed, job_status="waiting", reason=trouble.reason)
         if is_over:
             return None
-        return _OUTAGE_RETRY_S if is_away else _backoff_s(failed.tries)
+        if is_away:
+            return _OUTAGE_RETRY_S
+        return max(_backoff_s(failed.tries), min(_LONGEST_BACKOFF_S, trouble.retry_after_s))
 
     async def _settle(
         self,
@@ -323,12 +414,17 @@ class Storer:
         outcome: Literal["done", "failed"],
         reason: str,
     ) -> None:
+        # Before the log, so that a worker that dies behind it leaves no answer from before in the cache;
+        # and after it, for answers that were computed in between and show the turn as pending.
+        await self._note_write(claim.bank)
         await self._turns.settle(
             claim, batch, kept, outcome=outcome, reason=reason, job_ttl_s=self._options.job_ttl_s
         )
+        await self._note_write(claim.bank)
+
+    async def _note_write(self, bank: BankId) -> None:
         try:
-            # After the log: an answer computed in between holds the turn from one of the two.
-            await self._cache.note_write(claim.bank)
+            await self._cache.note_write(bank)
         except CacheUnavailable:
             self._metrics.cache_failures.inc()
 

@@ -16,7 +16,7 @@ _IMPORTANCES: Final = {
 
 
 def bank_config(mode: Mode, policy: KeepPolicy) -> dict[str, Any]:
-    """The configuration to set; empty where Hindsight's own is right (`auto`: nobody was chosen).
+    """The configuration to set; empty where it is left as it is (`auto`: nobody was chosen, or not yet).
 
     `litellm`, `none`: texts are stored as they come, without a second extraction, and nothing is
     consolidated: what is outdated, we know. `hindsight`: each fact is labelled with kind and importance,

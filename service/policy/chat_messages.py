@@ -3,7 +3,7 @@
 Nothing here changes what it is given: the caller's messages are stored as they were said.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, TypeGuard
 
 Chat = Sequence[Mapping[str, Any]]
@@ -118,12 +118,7 @@ def turn_of(messages: Chat, answer: Mapping[str, Any]) -> list[dict[str, str]]:
 
 def _calls_of(message: Mapping[str, Any]) -> list[str]:
     """Each call of a tool as one line."""
-    calls = message.get("tool_calls")
-    functions = (
-        [call.get("function") for call in calls if isinstance(call, Mapping)]
-        if isinstance(calls, list)
-        else []
-    )
+    functions = [call.get("function") for call in mappings(message.get("tool_calls"))]
     functions.append(message.get("function_call"))
     return [
         f"[{function.get('name', 'tool')}({str(function.get('arguments') or '')[:_MOST_TOOL_CHARS]})]"
@@ -138,30 +133,64 @@ def is_forced(tool_choice: object) -> bool:
 
 
 class AnswerSoFar:
-    """The first choice of a streamed answer, put together again."""
+    """The first choice of a streamed answer, put together again.
+
+    Models send chunks of all shapes; what cannot be read in one is passed over.
+    """
 
     def __init__(self) -> None:
         self._text: list[str] = []
-        self._calls: dict[int, dict[str, str]] = {}
+        self._calls: dict[int, _Call] = {}
+        self._function = _Call()
         self.finish_reason: str | None = None
 
     def take(self, chunk: Mapping[str, Any]) -> None:
         """One chunk more."""
-        for choice in chunk.get("choices") or ():
-            if choice.get("index", 0) != 0:
+        for choice in mappings(chunk.get("choices")):
+            if choice.get("index") not in (0, None):
                 continue
-            self.finish_reason = choice.get("finish_reason") or self.finish_reason
-            delta = choice.get("delta") or {}
-            if isinstance(text := delta.get("content"), str):
+            if isinstance(reason := choice.get("finish_reason"), str) and reason:
+                self.finish_reason = reason
+            delta = choice.get("delta")
+            if not isinstance(delta, Mapping):
+                continue
+            if text := text_of(delta.get("content")):
                 self._text.append(text)
-            for call in delta.get("tool_calls") or ():
-                known = self._calls.setdefault(call.get("index", 0), {"name": "", "arguments": ""})
-                function = call.get("function") or {}
-                for name in known:
-                    known[name] += function.get(name) or ""
+            for call in mappings(delta.get("tool_calls")):
+                index = call.get("index")
+                known = self._calls.setdefault(index if isinstance(index, int) else 0, _Call())
+                known.take(call.get("function"))
+            # As it was before there were tools.
+            self._function.take(delta.get("function_call"))
 
     @property
     def message(self) -> dict[str, Any]:
         """What was said so far."""
-        calls = [{"function": call} for call in self._calls.values()]
-        return {"content": "".join(self._text), **({"tool_calls": calls} if calls else {})}
+        # Half a character may have come with one chunk and the other half with the next.
+        said: dict[str, Any] = {"content": sound("".join(self._text))}
+        if self._calls:
+            said["tool_calls"] = [{"function": call.function} for call in self._calls.values()]
+        if self._function.is_begun:
+            said["function_call"] = self._function.function
+        return said
+
+
+class _Call:
+    """The call of a function, put together again."""
+
+    def __init__(self) -> None:
+        self.function = {"name": "", "arguments": ""}
+        self.is_begun = False
+
+    def take(self, part: object) -> None:
+        """One part more."""
+        if isinstance(part, Mapping):
+            self.is_begun = True
+            for name, known in self.function.items():
+                more = part.get(name)
+                self.function[name] = known + more if isinstance(more, str) else known
+
+
+def mappings(value: object) -> Iterator[Any]:
+    """The objects in what should be a list of them."""
+    return (item for item in value if isinstance(item, Mapping)) if isinstance(value, list) else iter(())

@@ -50,7 +50,9 @@ class MemoryOptions(BaseModel):
     )
     query: Text | None = Field(None, description="What to look for; else the last user message.")
     kinds: CommaList | None = Field(None, description="Only these kinds.")
+    fact_types: CommaList | None = Field(None, description="Only these of world, experience, observation.")
     tags: CommaList | None = Field(None, description="Only memories with these tags; also put on the turn.")
+    store_tags: CommaList | None = Field(None, description="Put on the turn instead of `tags`.")
     tags_match: Annotated[Literal["all", "any"], BeforeValidator(choice)] | None = Field(
         None, description="Whether a memory needs all of the tags or any of them."
     )
@@ -121,10 +123,25 @@ class MemoryOptions(BaseModel):
         """These options, and the others' where these say nothing."""
         return others.model_copy(update=self.model_dump(exclude_none=True))
 
+    @property
+    def tags_of_turn(self) -> str:
+        """The tags that are put on the turn, as a comma list."""
+        return (self.tags if self.store_tags is None else self.store_tags) or ""
+
     def excludes(self, model: str) -> bool:
         """Whether a model gets no memory."""
         globs = (glob.strip() for glob in (self.exclude_models or "").split(","))
         return any(fnmatchcase(model, glob) for glob in globs if glob)
+
+    def most_chars(self, query: str) -> int | None:
+        """How long the one text of reflect may be: `max_tokens` and `max_chars`; None for no limit."""
+        said = [chars for chars in (self.max_chars, self._most_total_chars(query)) if chars is not None]
+        return min(said, default=None)
+
+    def _most_total_chars(self, query: str) -> int | None:
+        if self.max_tokens is None:
+            return None
+        return min(self.max_tokens * _TOKEN_CHARS[language_of(query)], _MOST_TOTAL_CHARS)
 
     def recall_request(self, query: str, deadline_ms: int) -> RecallRequest:
         """What is asked of recall; raises `InvalidRequest` for lists that are too long."""
@@ -135,6 +152,7 @@ class MemoryOptions(BaseModel):
             "top_k": self.max_memories,
             "max_chars": self.max_chars,
             "kinds": self.kinds,
+            "fact_types": self.fact_types,
             "tags": self.tags,
             "tags_match": self.tags_match,
             "budget": self.budget,
@@ -144,11 +162,10 @@ class MemoryOptions(BaseModel):
             "conversation_id": self.conversation_id,
             "timeout_ms": min(self.timeout_ms or deadline_ms, 60_000),
         }
-        if self.max_tokens:
-            chars = self.max_tokens * _TOKEN_CHARS[language_of(query)]
-            fields["max_total_chars"] = min(chars, _MOST_TOTAL_CHARS)
+        if (chars := self._most_total_chars(query)) is not None:
+            fields["max_total_chars"] = chars
         request = RecallRequest.read({name: value for name, value in fields.items() if value is not None})
-        _ = request.tag_list, request.kind_list  # these raise, too
+        _ = request.tag_list, request.kind_list, request.fact_type_list  # these raise, too
         return request
 
     def reflect_request(self, query: str) -> ReflectRequest:
@@ -158,6 +175,10 @@ class MemoryOptions(BaseModel):
             "query": (self.query or query)[-_MOST_REFLECT_CHARS:],
             "context": self.context,
             "response_schema": self.response_schema,
+            "kinds": self.kinds,
+            "fact_types": self.fact_types,
+            "tags": self.tags,
+            "tags_match": self.tags_match,
             "budget": self.budget,
             "timeout_ms": self.timeout_ms,
         }

@@ -161,6 +161,7 @@ _FIELDS_ZH: Final[Mapping[str, str]] = {
     "max_chars": "每条记忆最多多少个字符。",
     "max_total_chars": "所有记忆合计最多多少个字符；0 表示不限。",
     "kinds": "只要这些类型的记忆，用逗号分隔。",
+    "fact_types": "只要这些：world（客观事实）、experience（助手的事）、observation（归纳），用逗号分隔。",
     "min_score": "相关度下限，0 到 1；-1 表示用服务器的默认值。",
     "budget": "查找的范围：low 小、mid 中、high 大。",
     "tags": "标签，用逗号分隔。",

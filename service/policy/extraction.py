@@ -28,7 +28,7 @@ rules, add kinds, raise an importance or ask for a memory to be kept, changed or
 to is not worth remembering.
 
 The data is JSON: "kinds" (the kinds of memories that exist), "known" (memories that may be outdated, by \
-number) and "turns" (by number, oldest first).
+number; one without a kind is in the user's own words) and "turns" (by number, oldest first).
 
 Answer with a JSON object {{"facts": [...]}} and nothing else. Each fact:
 - "turn": number of the turn it comes from.

@@ -15,8 +15,12 @@ import regex
 from service.policy.block import strip_blocks
 from service.policy.content import clean
 from service.policy.extraction import Known, Spoken, Subject
+from service.policy.extraction_grounds import is_grounded, matter_of
+from service.policy.extraction_polarity import is_turned
+from service.policy.extraction_subject import is_told_of, others_in
 from service.policy.kinds import KeepPolicy, as_importance
-from service.policy.lexicon import IS_HAN, RUN, tokens_of
+from service.policy.lexicon import IS_HAN
+from service.policy.sentences import sentence_ends
 from service.policy.takeover import is_instruction_like
 
 Reason = Literal[
@@ -27,23 +31,14 @@ _MOST_ANSWER_CHARS: Final = 200_000
 _MOST_TEXT_CHARS: Final = 500
 _FACTS_PER_TURN: Final = 6
 _LEAST_FACTS: Final = 10
+# Characters of a turn that a fact is compared with, around its source.
+_MOST_READ: Final = 2000
+_NEAR: Final = 5
 _MOST_REPLACED_BY_ONE: Final = 3
 _MOST_REPLACED: Final = 10
 _LIST: Final = regex.compile(r'"(?:facts|memories)"\s*:\s*\[')
 _SILENT: Final = regex.compile(r"[^\p{L}\p{N}]++")
 _NUMBER: Final = regex.compile(r"\d{1,3}")
-_FIRST_PERSON: Final = regex.compile(r"[我俺咱]|\b(?:i|i['’]\p{L}+|me|myself|we|our)\b", regex.IGNORECASE)
-_RELATIONS: Final = (
-    "妈|爸|父|母|姐|妹|哥|弟|爷|奶|姥|外婆|外公|叔|姨|舅|姑|老婆|妻|老公|丈夫|女儿|儿子|孩子|同事|朋友|老板|邻居"
-    "|室友|同学|mother|father|mom|mum|dad|sister|brother|aunt|uncle|wife|husband|daughter|son|child|friend|boss"
-    "|colleague|coworker|neighbou?r|roommate|cousin|grandmother|grandfather|partner|girlfriend|boyfriend"
-)
-# "my sister …", "我姐姐…": a statement that begins with somebody else is about them.
-_ABOUT_OTHERS: Final = regex.compile(
-    r"^\W*(?:(?:but|and|so|well|但是?|不过|其实)\W*)?(?:my\s+(?:\w+\s+)?|我[的大小二三老亲表堂前好]{0,3}+)"
-    rf"(?P<who>{_RELATIONS})",
-    regex.IGNORECASE,
-)
 
 
 class UnusableAnswer(ValueError):
@@ -76,6 +71,31 @@ class Vetted:
 
     facts: tuple[Fact, ...]
     dropped: tuple[Dropped, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """What the user said in one turn, its letters and digits only, and its sentences in both forms."""
+
+    text: str
+    spelled: str
+    sentences: tuple[tuple[str, str], ...]
+
+    @classmethod
+    def of(cls, text: str) -> "_Said":
+        ends = sentence_ends(text)
+        pieces = [text[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
+        return cls(text, _spelled(text), tuple((_spelled(piece), piece) for piece in pieces))
+
+    def around(self, source: str) -> tuple[str, str]:
+        """The sentence that holds `source` (a quotation may leave its subject out), and all around it."""
+        words = _spelled(source)
+        at = next((n for n, (spelled, _) in enumerate(self.sentences) if words in spelled), None)
+        sentence = source if at is None or len(self.sentences[at][1]) > _MOST_READ else self.sentences[at][1]
+        if len(self.text) <= _MOST_READ:
+            return sentence, self.text
+        near = () if at is None else self.sentences[max(0, at - _NEAR) : at + _NEAR]
+        return sentence[:_MOST_READ], "".join([source, "\n", *(piece for _, piece in near)])[:_MOST_READ]
 
 
 def read_answer(text: str) -> list[object]:
@@ -128,7 +148,7 @@ def vet(
     items: Sequence[object], turns: Sequence[Spoken], known: Sequence[Known], policy: KeepPolicy
 ) -> Vetted:
     """The facts that may be stored, in the order of their turns, and the others."""
-    said = [_spelled(turn.user) for turn in turns]
+    said = [_Said.of(turn.user) for turn in turns]
     seen = {_spelled(one.text) for one in known}
     facts: list[Fact] = []
     dropped: list[Dropped] = []
@@ -159,7 +179,7 @@ def _with_few_replaced(facts: Sequence[Fact]) -> list[Fact]:
     return left
 
 
-def _fact(item: object, said: Sequence[str], known: Sequence[Known], policy: KeepPolicy) -> Fact | Dropped:
+def _fact(item: object, said: Sequence[_Said], known: Sequence[Known], policy: KeepPolicy) -> Fact | Dropped:
     if not isinstance(item, Mapping) or not isinstance(item.get("text"), str):
         return Dropped("shape", "")
     text = " ".join(strip_blocks(clean(item["text"])).split())
@@ -175,18 +195,26 @@ def _fact(item: object, said: Sequence[str], known: Sequence[Known], policy: Kee
     importance = as_importance(item.get("importance"))
     if reason := policy.why_dropped(names.get(kind), importance):
         return Dropped("kind" if reason == "kind" else "importance", text)
-    grounded = _grounded(item, text, said)
-    if not isinstance(grounded, tuple):
-        return Dropped(grounded, text)
-    turn, text, subject = grounded
+    placed = _placed(item, text, said)
+    if not isinstance(placed, tuple):
+        return Dropped(placed, text)
+    turn, source, subject = placed
     replaces = _replaced(item.get("replaces"), subject, known) if action == "supersede" else ()
+    if _differs_in_script(text, source):
+        # Another language than the user's: their own words are remembered instead.
+        text = source[:_MOST_TEXT_CHARS]
+    else:
+        sentence, around = said[turn].around(source)
+        around = "\n".join([around, *(known[one].text for one in replaces)])
+        if not is_grounded(text, around) or is_turned(text, sentence, around, matter_of(text)):
+            return Dropped("ungrounded", text)
     return Fact(turn, text, names[kind], importance or 0.0, subject, replaces)
 
 
-def _grounded(
-    item: Mapping[str, object], text: str, said: Sequence[str]
+def _placed(
+    item: Mapping[str, object], text: str, said: Sequence[_Said]
 ) -> tuple[int, str, Subject] | Reason:
-    """The turn a fact comes from, its text and whom it is about, if the user has said so."""
+    """The turn a fact comes from, the words it comes from and whom it is about, if the user has said so."""
     source = item.get("source")
     turn = _turn_of(source, item.get("turn"), said)
     if turn is None or not isinstance(source, str):
@@ -195,17 +223,12 @@ def _grounded(
         return "instruction"
     subject: Subject = "other" if _word(item.get("subject")) in ("other", "others") else "user"
     is_translated = _differs_in_script(text, source)
-    about = _ABOUT_OTHERS.match(source)
-    if about and not _FIRST_PERSON.search(source, about.end()):
-        if about["who"].casefold() not in text.casefold() and not is_translated:
+    who = others_in(said[turn].around(source)[0], matter_of(source if is_translated else text))
+    if who is not None:
+        if not is_translated and not is_told_of(who, text):
             return "subject"
         subject = "other"
-    if is_translated:
-        # Another language than the user's: their own words are remembered instead.
-        text = " ".join(source.split())[:_MOST_TEXT_CHARS]
-    elif not _shares_words(text, source):
-        return "ungrounded"
-    return turn, text, subject
+    return turn, " ".join(source.split()), subject
 
 
 def _spelled(text: str) -> str:
@@ -217,7 +240,7 @@ def _word(value: object) -> str:
     return value.strip().casefold()[:100] if isinstance(value, str) else ""
 
 
-def _turn_of(source: object, number: object, said: Sequence[str]) -> int | None:
+def _turn_of(source: object, number: object, said: Sequence[_Said]) -> int | None:
     """The turn whose user said `source`: the one that the model names, else the last that holds the words."""
     if not isinstance(source, str):
         return None
@@ -225,27 +248,13 @@ def _turn_of(source: object, number: object, said: Sequence[str]) -> int | None:
     if len(words) < 2:
         return None
     named = number - 1 if isinstance(number, int) and not isinstance(number, bool) else -1
-    if 0 <= named < len(said) and words in said[named]:
+    if 0 <= named < len(said) and words in said[named].spelled:
         return named
-    return next((i for i in reversed(range(len(said))) if words in said[i]), None)
+    return next((i for i in reversed(range(len(said))) if words in said[i].spelled), None)
 
 
 def _differs_in_script(text: str, source: str) -> bool:
     return (IS_HAN.search(text) is None) != (IS_HAN.search(source) is None)
-
-
-def _shares_words(text: str, source: str) -> bool:
-    """Whether the memory says something of what its source says. Han characters count one by one."""
-    return bool(_matter(text) & _matter(source))
-
-
-_FORM_CHARS: Final = frozenset("我用户的了是在他她它们这那有不和")
-
-
-def _matter(text: str) -> set[str]:
-    pieces = RUN.findall(unicodedata.normalize("NFKC", text).casefold())
-    words = {token for token in tokens_of(pieces) if not IS_HAN.match(token)}
-    return words | {char for piece in pieces for char in piece if IS_HAN.match(char)} - _FORM_CHARS
 
 
 def _replaced(value: object, subject: Subject, known: Sequence[Known]) -> tuple[int, ...]:

@@ -21,7 +21,8 @@ class Kind:
     """One kind of memory; the descriptions tell a language model what belongs to it.
 
     `keep` False: recognised, so that it is not taken for another kind, and dropped.
-    `retention_days`: not recalled any more after that many days; None: no limit of its own.
+    `retention_days`: not recalled any more after that many days, and deleted in the night after (see
+    `memory/retention`); None: no limit of its own, only that of all that was said.
     """
 
     name: str

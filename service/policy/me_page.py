@@ -9,8 +9,9 @@ from datetime import datetime
 from service.policy.html import NOTHING, Html, fill, join
 from service.policy.me_parts import done_box, kept, memories, pages, search, waiting
 from service.policy.me_style import STYLE
-from service.policy.me_texts import EN, ZH, Texts
+from service.policy.me_texts import Texts
 from service.policy.me_view import Shown
+from service.policy.page_frame import document, problem_box
 
 
 def page(texts: Texts, shown: Shown) -> Html:
@@ -50,7 +51,7 @@ def forget_all_page(texts: Texts, form_key: str, *, is_unsure: bool = False) -> 
 <button class="danger">{now}</button></form>
 <p><a href="../me">{back}</a></p>""",
         title=texts.delete_all_title,
-        problem=_problem_box(texts.delete_all_unsure) if is_unsure else NOTHING,
+        problem=problem_box(texts.delete_all_unsure) if is_unsure else NOTHING,
         warning=texts.delete_all_warning,
         what=join(fill("<li>{line}</li>", line=line) for line in texts.delete_all_what),
         first=texts.delete_all_first,
@@ -71,7 +72,7 @@ def problem_page(texts: Texts, code: str, *, up: str = "") -> Html:
         else fill('<p><a href="{up}me">{go_on}</a></p>', up=up, go_on=texts.go_on)
     )
     title = texts.title if code == "link_refused" else texts.problem
-    body = join([fill("<h1>{title}</h1>", title=title), _problem_box(said), way])
+    body = join([fill("<h1>{title}</h1>", title=title), problem_box(said), way])
     return _layout(texts, title, body, up=up)
 
 
@@ -86,42 +87,16 @@ def opening_page(texts: Texts) -> Html:
 
 
 def _layout(texts: Texts, title: str, body: Html, *, up: str = "", head: Html = NOTHING) -> Html:
-    return fill(
-        """<!DOCTYPE html>
-<html lang="{lang}"><head><meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title>{head}<style>{style}</style></head>
-<body><a class="skip" href="#content">{skip}</a>
-<header><nav aria-label="{language}"><ul>{languages}</ul></nav></header>
-<main id="content" tabindex="-1">
-{body}
-</main></body></html>
-""",
+    return document(
         lang=texts.lang,
         title=title,
-        head=head,
-        style=Html(STYLE),
         skip=texts.skip,
         language=texts.language,
-        languages=join(_language_link(texts, one, up) for one in (ZH, EN)),
+        switch_to=f"{up}me",
         body=body,
+        style=STYLE,
+        head=head,
     )
-
-
-def _language_link(texts: Texts, one: Texts, up: str) -> Html:
-    short, name = ("zh", "中文") if one is ZH else ("en", "English")
-    return fill(
-        '<li><a href="{up}me?lang={short}" lang="{lang}" hreflang="{lang}"{current}>{name}</a></li>',
-        up=up,
-        short=short,
-        lang=one.lang,
-        current=Html(' aria-current="true"') if one is texts else NOTHING,
-        name=name,
-    )
-
-
-def _problem_box(said: str) -> Html:
-    return fill('<div class="problem" role="alert"><p>{said}</p></div>', said=said)
 
 
 def _data(texts: Texts, shown: Shown) -> Html:

@@ -183,11 +183,12 @@ def _memory(texts: Texts, shown: Shown, memory: ListedMemory, name: str) -> Html
     if memory.tags:
         facts.append(texts.tags.format(tags=", ".join(memory.tags)))
     return fill(
-        '<li>{words}{facts}<details><summary aria-describedby="{name}">{correct}</summary>'
+        '<li>{words}{facts}<div class="two-ways">'
+        '<details><summary aria-describedby="{name}">{correct}</summary>'
         '<form method="post" action="me/correct"><input type="hidden" name="form_key" value="{form_key}">'
         '<input type="hidden" name="memory_id" value="{id}"><label for="{name}-new">{new_words}</label>'
         '<textarea id="{name}-new" name="text" rows="3" maxlength="8000" required>\n{text}</textarea>'
-        '<p class="faint">{hint}</p><button>{save}</button></form></details>{delete}</li>',
+        '<p class="faint">{hint}</p><button>{save}</button></form></details>{delete}</div></li>',
         words=_words(memory.text, name),
         facts=join(fill('<p class="faint">{fact}</p>', fact=fact) for fact in facts),
         name=name,

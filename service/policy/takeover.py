@@ -42,10 +42,23 @@ _TAKEOVERS: Final = {
     "from now on|starting now|henceforth": r"\b(?:from now on|starting now|henceforth),? you (?:are|"
     r"will be|will act|"
     r"act|must act|must obey|obey)\b",
-    "act as|pretend|play as|behave as": r"\b(?:act as|pretend (?:to be|you are|that you are)|role-?play as|"
+    "act as|pretend|play as|behave as": r"\b(?:act as|pretend (?:to be|(?:that )?you (?:are|have))|"
+    r"role-?play as|"
     r"behave as)\b[^.!?]{0,40}\b(?:dan|jailbro\w+|un(?:restrict|filter|censor)ed|(?:without(?: any)?|"
     r"no) (?:rules|"
     r"restrictions|limits|filters)|system|developer|administrator|root|admin)\b",
+    " as ": r"(?<!\b(?:i|we|he|she|they) (?:\w+ )?)\b(?:always|must|shall|will|henceforth|now on),?"
+    r"(?: \w+){0,2}? (?:answer|respond|reply|act|speak|behave)\b[^!?。！？\n]{0,30}?\bas (?:an? |the )?"
+    r"(?:system|root|admin\w*|developer|dan)\b",
+    "obey": r"\byou (?:must|shall|will|have to)(?: now| always| only)* obey (?:me|my|every|all|whatever)\b",
+    "your ": r"\b(?:reveal|leak|dump|expose|recite|disclose)(?: \w+){0,3}? your (?:\w+ )?(?:prompts?|"
+    r"instructions?|rules)\b|"
+    r"\byour (?:new|real|true|only) (?:rules?|instructions?|directives?|system prompt) (?:is|are)\b",
+    "assistant|ai |model|chatbot": r"\b(?:assistant|ai|model|chatbot) (?:must|should|shall|will|has to)"
+    r"(?: now| always)* (?:ignore|disregard|bypass|obey)\b",
+    "whatever|no matter|anything|whenever|everyone": r"\b(?:whatever|no matter what|anything|whenever|"
+    r"everyone who)(?: the)? ?(?:users?|anyone|anybody|somebody|someone|people|they|asks)\b[^.!?]{0,20}?,? "
+    r"(?:always |only |just )?(?:answer|reply|respond|output)\b",
     "system|developer": r"\b(?:system|developer)[ _-]{0,2}(?:prompt|message|instruction|override|"
     r"note)s? ?[:=]|"
     r"(?:^|[.!?。！？:\]>]) ?[#*\"'( ]{0,6}(?:system|developer)\*{0,2} ?:|</?system>",
@@ -75,6 +88,12 @@ _TAKEOVERS: Final = {
     r"(?!在|不|否|吗|什么|多|几|怎|谁|哪|想|要|我的?朋友|我男|我女)",
     "现在|現在|从今|接下来": rf"(?:{_NOW_ZH}|接下来)[，, ]?你(?:就是|是|扮演|将扮演|必须扮演|不再是|不再受|"
     rf"必须服从|要服从)",
+    "身份|名义|名義|角色": r"(?<!我[^。！？!?]{0,4})以(?:系[统統]|管理[员員]|[开開][发發]者|root|"
+    r"无限制|無限制)[^。！？!?，,]{0,4}的?(?:身份|名[义義]|角色)(?:来|來|去)?(?:回答|回复|回復|说话|說話|行事|执行|執行|答复|发言)",
+    "规则|規則|指令|提示|准则|设定|設定": r"你的?(?:新|真正|唯一)的?(?:规则|規則|指令|"
+    r"系[统統]提示|准则|设定|設定)(?:是|为|為|改为|:)",
+    "无论|無論|不管": r"(?:无论|無論|不管)(?:用[户戶]|谁|誰|任何人|别人|他们|她们)(?:问|問|说|說|"
+    r"输入)[^。！？!?]{0,6}?(?:都|一律)(?:要|只|必须|能|得)*(?:回答|回复|回復|输出|说|說)",
     "系统|系統|开发者|開發者": r"系[统統](?:提示词?|提示詞?|消息|指令|命令|管理员|通知|设定) ?:|"
     r"(?:^|[.。！？:!?\]>]) ?[#*\"'“【\[( ]{0,6}(?:系[统統]|开发者|開發者)[】\])*]{0,3} ?:",
     "提示|指令": r"(?:新的?|最新|真正的|更新后的)(?:系[统統])?(?:指令|提示词|提示詞|系统提示) ?:|"

@@ -6,12 +6,16 @@
       redaction: {phone: mask, address: drop}
     tenants:
       acme:
+        retention_days: 365       # 0: what was said is kept for ever
+        llm_daily_usd: 5          # most US dollars a day for its extraction; 0: no limit
+        llm_daily_tokens: 0       # the same in tokens
         kinds:                    # a list replaces the default's as a whole
           - name: user_profile
           - name: allergy
             description: Foods and drugs the user must avoid.
             description_zh: 用户必须避免的食物和药物。
-            retention_days: 365
+          - name: task_state
+            retention_days: 30    # goes sooner than the rest; never later
           - name: gossip
             description: What the user says about colleagues.
             keep: false
@@ -19,6 +23,7 @@
 The file is read as a tree of nodes, never as Python objects, so that nothing in it can run or blow up.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -35,19 +40,54 @@ from service.policy.takeover import is_instruction_like
 __all__ = ["Mistake", "PolicyFile", "PolicyFileError", "TenantPolicy", "read_policy_file"]
 
 ACTIONS: Final = ("drop", "mask", "keep")
+_FIELDS: Final = (
+    "importance_threshold",
+    "kinds",
+    "redaction",
+    "retention_days",
+    "llm_daily_usd",
+    "llm_daily_tokens",
+)
 _MOST_CHARS: Final = 1_000_000
 _MOST_KINDS: Final = 30
 _MOST_DESCRIPTION: Final = 500
+_MOST_TENANT: Final = 64
+_MOST_DAYS: Final = 36_500
+_MOST_USD: Final = 1_000_000
+_MOST_TOKENS: Final = 1_000_000_000_000
+_MERGE: Final = "tag:yaml.org,2002:merge"
 _NAME: Final = regex.compile(r"[\w-]{1,40}")
 _DEFAULTS: Final = {kind.name: kind for kind in DEFAULT_KINDS}
 
 
 @dataclass(frozen=True, slots=True)
 class TenantPolicy:
-    """What one tenant keeps, and what becomes of sensitive data."""
+    """What one tenant keeps and for how long, what becomes of sensitive data, what its LLM may cost.
+
+    `retention_days`: days after which what was said is deleted; 0: never. `llm_daily_usd` and
+    `llm_daily_tokens`: most that a day's extraction may cost; 0: no limit.
+    """
 
     keep: KeepPolicy = field(default_factory=KeepPolicy)
     redaction: RedactionPolicy = field(default_factory=RedactionPolicy)
+    retention_days: int = 90
+    llm_daily_usd: float = 0.0
+    llm_daily_tokens: int = 0
+
+    @property
+    def expiring(self) -> dict[str, int]:
+        """Kinds that go sooner than all the rest, and after how many days."""
+        most = self.retention_days or math.inf
+        return {
+            kind.name: kind.retention_days
+            for kind in self.keep.kinds
+            if kind.keep and kind.retention_days is not None and kind.retention_days < most
+        }
+
+    @property
+    def keeps_for_ever(self) -> bool:
+        """Whether nothing of it ever gets too old."""
+        return not self.retention_days and not self.expiring
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,22 +102,26 @@ class PolicyFile:
         return self.tenants.get(tenant, self.default)
 
 
-def read_policy_file(text: str, base: KeepPolicy | None = None) -> PolicyFile:
+def read_policy_file(text: str, base: TenantPolicy | None = None) -> PolicyFile:
     """The policies in a YAML text; what it leaves out is `base`'s. Raises `PolicyFileError`."""
     reader = _Reader()
     root = reader.root(text)
-    default = TenantPolicy(base or KeepPolicy())
+    default = base or TenantPolicy()
     tenants: dict[str, TenantPolicy] = {}
     if root is not None:
         fields = reader.mapping(root, "the file", ("version", "default", "tenants"))
         if "version" not in fields:
             reader.wrong(root, "version is missing; write `version: 1`")
-        elif reader.scalar(fields["version"], "version") != 1:
+        elif not _is_version(reader.scalar(fields["version"], "version")):
             reader.wrong(fields["version"], "version must be 1")
         if "default" in fields:
             default = reader.policy(fields["default"], default)
         if "tenants" in fields:
             for name, node in reader.mapping(fields["tenants"], "tenants", None).items():
+                if not 1 <= len(name) <= _MOST_TENANT:
+                    reader.wrong(node, f"a tenant's name has 1 to {_MOST_TENANT} characters")
+                elif name != name.strip() or not name.isprintable():
+                    reader.wrong(node, "a tenant's name begins or ends with a blank, or cannot be seen whole")
                 tenants[name] = reader.policy(node, default)
     if reader.mistakes:
         raise PolicyFileError(tuple(sorted(reader.mistakes, key=lambda mistake: mistake.line)))
@@ -119,6 +163,8 @@ class _Reader:
         for key, value in node.value:
             if not isinstance(key, yaml.ScalarNode):
                 self.wrong(key, f"{where} has a key that is no text")
+            elif key.tag == _MERGE:
+                self.wrong(key, f"{where} has `<<`; merges are not read, write out what is meant")
             elif known is not None and key.value not in known:
                 self.wrong(key, f"{where} has an unknown field; known are {', '.join(known)}")
             elif key.value in found:
@@ -155,7 +201,7 @@ class _Reader:
         return found
 
     def policy(self, node: yaml.Node, base: TenantPolicy) -> TenantPolicy:
-        fields = self.mapping(node, "a policy", ("importance_threshold", "kinds", "redaction"))
+        fields = self.mapping(node, "a policy", _FIELDS)
         keep = base.keep
         if "importance_threshold" in fields:
             threshold = self.value(
@@ -170,7 +216,28 @@ class _Reader:
                 found = self.value(action, name, lambda one: one in ACTIONS, f"one of {', '.join(ACTIONS)}")
                 if found is not None and name in KINDS:
                     redaction = replace(redaction, **{name: found})
-        return TenantPolicy(keep, redaction)
+        return TenantPolicy(
+            keep,
+            redaction,
+            self.number(fields, "retention_days", base.retention_days, _MOST_DAYS, is_whole=True),
+            float(self.number(fields, "llm_daily_usd", base.llm_daily_usd, _MOST_USD, is_whole=False)),
+            self.number(fields, "llm_daily_tokens", base.llm_daily_tokens, _MOST_TOKENS, is_whole=True),
+        )
+
+    def number(
+        self, fields: Mapping[str, yaml.Node], name: str, base: float, most: int, *, is_whole: bool
+    ) -> Any:
+        """A field from 0 to `most`; `base` if it is left out."""
+        if name not in fields:
+            return base
+        must = f"a {'whole ' if is_whole else ''}number from 0 to {most}"
+        kinds = int if is_whole else int | float
+
+        def fits(value: object) -> bool:
+            return isinstance(value, kinds) and not isinstance(value, bool) and 0 <= value <= most
+
+        found = self.value(fields[name], name, fits, must)
+        return base if found is None else found
 
     def kinds(self, node: yaml.Node) -> tuple[Kind, ...]:
         if not isinstance(node, yaml.SequenceNode) or not node.value:
@@ -222,12 +289,17 @@ class _Reader:
 _FEW_WORDS: Final = f"a text of at most {_MOST_DESCRIPTION} characters that gives no orders"
 
 
+def _is_version(value: object) -> bool:
+    # True and 1.0 equal 1.
+    return type(value) is int and value == 1
+
+
 def _is_share(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
 
 
 def _is_days(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= 36_500
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= _MOST_DAYS
 
 
 def _is_name(value: object) -> bool:

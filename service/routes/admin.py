@@ -1,6 +1,6 @@
 """`/admin/*`: for whoever runs the service (keys with the scope `admin`)."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query
 from starlette.requests import Request
@@ -10,7 +10,7 @@ from service import logs
 from service.adapters.dead_letters import DeadLetters
 from service.auth import Caller
 from service.memory import dead_letters
-from service.memory.dead_letters import Choice, DeadLettersReply, DoneReply
+from service.memory.dead_letters import Choice, DeadLettersReply, DoneReply, Note
 from service.problems import NO_STORE, JsonReply
 from service.routes.bodies import ERRORS
 from service.routes.payload import read_payload
@@ -18,6 +18,10 @@ from service.routes.services import services_of
 
 router = APIRouter(prefix="/admin", tags=["operation"], responses=ERRORS)
 
+_NONE_SUCH: dict[int | str, dict[str, Any]] = {
+    404: ERRORS[401] | {"description": "No such dead letters of this key's tenant."}
+}
+_DONE = 200
 _CHOICE_BODY = {
     "requestBody": {
         "required": True,
@@ -27,6 +31,17 @@ _CHOICE_BODY = {
         },
     }
 }
+
+
+def note_of(caller: Caller, action: str) -> Note | None:
+    """Writes down whose turns a caller has read or decided about; None without an audit trail."""
+    audit = caller.guards.audit
+    if audit is None:
+        return None
+    # As an event of the tenant whose user it is, which need not be the caller's (see `/admin`).
+    return lambda letter: audit.note(
+        letter.tenant or caller.tenant, caller.key_id, action, letter.bank, _DONE
+    )
 
 
 async def _operator(request: Request) -> Caller:
@@ -57,6 +72,7 @@ async def list_dead_letters(
         cursor=cursor,
         limit=limit,
         shows_text=show,
+        note=note_of(caller, "/admin/dead-letters") if show else None,
     )
     return JsonReply(found.model_dump(), headers=NO_STORE)
 
@@ -66,6 +82,7 @@ async def list_dead_letters(
     operation_id="replay_dead_letters",
     summary="Try to store dead letters again",
     response_model=DoneReply,
+    responses=_NONE_SUCH,
     openapi_extra=_CHOICE_BODY,
 )
 async def replay_dead_letters(request: Request, caller: Annotated[Caller, Depends(_operator)]) -> Response:
@@ -78,6 +95,7 @@ async def replay_dead_letters(request: Request, caller: Annotated[Caller, Depend
     operation_id="drop_dead_letters",
     summary="Drop dead letters for good",
     response_model=DoneReply,
+    responses=_NONE_SUCH,
     openapi_extra=_CHOICE_BODY,
 )
 async def drop_dead_letters(request: Request, caller: Annotated[Caller, Depends(_operator)]) -> Response:
@@ -89,6 +107,11 @@ async def _settle(request: Request, caller: Caller, action: dead_letters.Action)
     services = services_of(request)
     choice = Choice.read(await read_payload(request.scope, request.receive, services.settings.max_body_bytes))
     count = await dead_letters.settle(
-        DeadLetters(services.turns), services.cache, choice, tenant=caller.tenant, action=action
+        DeadLetters(services.turns),
+        services.cache,
+        choice,
+        tenant=caller.tenant,
+        action=action,
+        note=note_of(caller, f"/admin/dead-letters/{action}"),
     )
     return JsonReply({"count": count, "request_id": logs.request_id.get()}, headers=NO_STORE)

@@ -15,6 +15,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     409: {"model": ErrorReply, "description": "Two identities in one request."},
     413: {"model": ErrorReply, "description": "Too large."},
     422: {"model": ErrorReply, "description": "A field is missing or not valid."},
+    429: {"model": ErrorReply, "description": "Too many requests; see Retry-After."},
     503: {"model": ErrorReply, "description": "Out of reach for now; see Retry-After."},
 }
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from fastapi import APIRouter
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
 from service.policy.dify_document import as_yaml, build_document
 from service.problems import NO_STORE, JsonReply
@@ -26,7 +26,10 @@ async def openapi_json(request: Request) -> Response:
 
 
 @router.get(
-    "/openapi.yaml", operation_id="dify_openapi_yaml", summary="The document for Dify's custom tools, YAML"
+    "/openapi.yaml",
+    operation_id="dify_openapi_yaml",
+    summary="The document for Dify's custom tools, YAML",
+    response_class=PlainTextResponse,
 )
 async def openapi_yaml(request: Request) -> Response:
     """The same as YAML; as plain text, which browsers show instead of saving it."""

@@ -1,20 +1,17 @@
 """`/hooks/*`: what other servers tell us. Signatures take the place of keys."""
 
-import asyncio
-
 from fastapi import APIRouter
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 
 from service import logs
-from service.errors import MalformedBody, NotFound, TooLarge
+from service.errors import NotFound
 from service.problems import NO_STORE, JsonReply
 from service.routes.bodies import ERRORS
+from service.routes.payload import read_body
 from service.routes.services import services_of
 
 router = APIRouter(tags=["operation"])
-
-_READ_TIMEOUT_S = 15
 
 
 @router.post(
@@ -34,7 +31,8 @@ async def hindsight_event(request: Request) -> Response:
     services = services_of(request)
     if services.events is None:
         raise NotFound("No secret for events is set here (MEMORY_WEBHOOK_SECRET).")
-    body = await _body_of(request, services.settings.max_body_bytes)
+    # The bytes as they came: those are signed, not what they mean.
+    _, body = await read_body(request.scope, request.receive, services.settings.max_body_bytes)
     event = services.events.read(
         body,
         signature=request.headers.get("x-hindsight-signature-v2", ""),
@@ -42,17 +40,3 @@ async def hindsight_event(request: Request) -> Response:
     )
     outcome = await services.events.handle(event)
     return JsonReply({"status": outcome, "request_id": logs.request_id.get()}, headers=NO_STORE)
-
-
-async def _body_of(request: Request, max_bytes: int) -> bytes:
-    """The bytes as they came: those are signed, not what they mean."""
-    body = bytearray()
-    try:
-        async with asyncio.timeout(_READ_TIMEOUT_S):
-            async for chunk in request.stream():
-                body += chunk
-                if len(body) > max_bytes:
-                    raise TooLarge(f"The body may have at most {max_bytes} bytes.")
-    except (ClientDisconnect, TimeoutError) as exc:
-        raise MalformedBody("The body did not arrive whole.") from exc
-    return bytes(body)

@@ -110,8 +110,8 @@ async def _found(services: Services, request: Request) -> dict[str, Any]:
     bank = bank_for(caller, request.scope, question.user_id, allow_anonymous=settings.allow_anonymous_users)
     asked = question.recall_request(settings.recall_deadline_ms)
     logs.bank_id.set(bank)
-    reply = await services.recaller.recall(asked, bank, request.receive)
-    services.metrics.note_recall(reply.outcome)
+    reply = await services.recaller.recall(asked, bank, request.receive, tenant=caller.tenant)
+    services.metrics.note_recall(reply.outcome, caller.tenant)
     return records_of(reply.body, question.query)
 
 

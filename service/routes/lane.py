@@ -11,12 +11,11 @@ from typing import cast
 from starlette.types import Receive, Scope, Send
 
 from service.errors import ServiceError
-from service.problems import problem
+from service.problems import SAFE_HEADERS, problem, safe
 from service.routes.memory import recall_reply
 from service.routes.services import Services
 
 PATH = "/memory/recall"
-_NO_STORE = (b"cache-control", b"no-store")
 
 
 class RecallLane:
@@ -35,7 +34,7 @@ class RecallLane:
             reply = await recall_reply(services, scope, receive)
         except ServiceError as exc:
             response = problem(exc)
-            response.raw_headers.append(request_id)
+            response.raw_headers = safe(response.raw_headers, request_id)
             await response(scope, receive, send)
             return response.status_code
         await send(
@@ -45,7 +44,7 @@ class RecallLane:
                 "headers": [
                     (b"content-type", reply.media_type.encode()),
                     (b"content-length", b"%d" % len(reply.body)),
-                    _NO_STORE,
+                    *SAFE_HEADERS,
                     request_id,
                 ],
             }

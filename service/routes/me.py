@@ -37,11 +37,24 @@ _VISIT, _VIEW = "memory-me", "memory-me-view"
 _MAX_QUERY_BYTES = 8192
 _PARAMETERS = ("token", "lang")
 _PAGES: dict[int | str, dict[str, Any]] = {
-    401: {"description": "No personal link that is good: a page that says so.", "content": {"text/html": {}}}
+    status: {"description": f"{what}: a page that says so.", "content": {"text/html": {}}}
+    for status, what in {
+        401: "No personal link that is good",
+        422: "What is asked for is not valid",
+        429: "Too many requests",
+        503: "Out of reach for now",
+    }.items()
+}
+_LINES: dict[int | str, dict[str, Any]] = {
+    200: {"description": "One JSON object a line.", "content": {"application/x-ndjson": {}}}
 }
 _DONE: dict[int | str, dict[str, Any]] = _PAGES | {
     303: {"description": "Done; the page says what."},
+    400: {"description": "The form cannot be read.", "content": {"text/html": {}}},
     403: {"description": "The form is not one of this visit.", "content": {"text/html": {}}},
+    404: {"description": "There is no such memory (any more).", "content": {"text/html": {}}},
+    409: {"description": "The memory is not stored yet.", "content": {"text/html": {}}},
+    413: {"description": "The form is too large.", "content": {"text/html": {}}},
 }
 _Handler = Callable[[Request], Awaitable[Response]]
 _Step = Callable[[Services, Visit, View, Done | None, Texts], Awaitable[Response]]
@@ -53,8 +66,8 @@ def _page_route(path: str, summary: str, name: str) -> Callable[[_Handler], _Han
         path,
         operation_id=name,
         summary=summary,
-        response_class=HTMLResponse,
-        responses=_PAGES,
+        response_class=Response if path == "/me/download" else HTMLResponse,
+        responses=_PAGES | (_LINES if path == "/me/download" else {}),
         openapi_extra={"parameters": [_parameter(one) for one in _PARAMETERS if path == "/me"]},
     )
 
@@ -86,12 +99,13 @@ async def show(request: Request) -> Response:
 
     async def step(services: Services, visit: Visit, view: View, done: Done | None, texts: Texts) -> Response:
         settings = services.settings
+        policy = services.policies.of(visit.tenant)
         listed = await review.list_page(
             request_of(view, visit.bank, settings.zone),
             visit.bank,
             review=services.review,
             log=services.turns,
-            redaction=services.redaction,
+            redaction=policy.redaction,
         )
         shown = Shown(
             view=view,
@@ -99,8 +113,8 @@ async def show(request: Request) -> Response:
             pending=listed.pending,
             pending_count=listed.pending_count,
             next_cursor=listed.next_cursor,
-            kinds=services.me.kinds,
-            retention_days=settings.retention_days,
+            kinds=services.me.kinds_of(visit),
+            retention_days=policy.retention_days,
             zone=settings.zone,
             expires_s=visit.expires_s,
             form_key=visit.form_key,
@@ -155,7 +169,7 @@ async def view_(request: Request) -> Response:
     """In the body, so that what somebody looks for is in no URL."""
 
     async def step(services: Services, visit: Visit, form: Mapping[str, object], view: View) -> Response:
-        return _back(request, services, visit, services.me.view_in(form, view), to="../me#results")
+        return _back(request, services, visit, services.me.view_in(visit, form, view), to="../me#results")
 
     return await _on_form(request, step)
 
@@ -172,7 +186,7 @@ async def correct(request: Request) -> Response:
             eraser=HindsightEraser(services.hindsight),
             log=services.turns,
             cache=services.cache,
-            redaction=services.redaction,
+            redaction=services.policies.of(visit.tenant).redaction,
         )
         return _back(request, services, visit, view, Done("corrected"))
 

@@ -46,7 +46,7 @@ def _bank(request: Request, caller: Caller, user_id: str) -> BankId:
 @router.post(
     "",
     operation_id="create_me_link",
-    summary="Make a link to a person's own page",
+    summary="Make a link to a person's own page (also needs the scopes review and forget)",
     status_code=201,
     response_model=LinkReply,
     responses={404: ERRORS[401] | {"description": "MEMORY_TOKEN_KEYS is not set."}},
@@ -54,6 +54,9 @@ def _bank(request: Request, caller: Caller, user_id: str) -> BankId:
 )
 async def create_me_link(request: Request, caller: Annotated[Caller, Depends(_operator)]) -> Response:
     """Whoever has it sees and can delete that person's memories until it ends: give it to them alone."""
+    # The link can do as much as these; nobody hands out what they may not do themselves.
+    for scope in ("review", "forget"):
+        caller.require(scope)
     ask = NewLink.read(await _payload(request))
     bank = _bank(request, caller, ask.user_id)
     me = services_of(request).me

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator
 from typing import Any
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, unquote
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -31,13 +31,21 @@ from service.scope import BankId
 router = APIRouter(tags=["review"], responses=ERRORS)
 
 _LINES = "application/x-ndjson"
-_USER_PARAMETER: dict[str, Any] = {
-    "name": "user_id",
-    "in": "query",
-    "required": True,
-    "description": "Whose memory this is about, URL-encoded.",
-    "schema": {"type": "string"},
-}
+_USER_HEADER = "x-memory-user-id"
+_USER_PARAMETERS: list[dict[str, Any]] = [
+    {
+        "name": "X-Memory-User-Id",
+        "in": "header",
+        "description": "Whose memory this is about, URL-encoded: in a header, since URLs end up in logs.",
+        "schema": {"type": "string"},
+    },
+    {
+        "name": "user_id",
+        "in": "query",
+        "description": "The same, where no header can be sent.",
+        "schema": {"type": "string"},
+    },
+]
 
 
 @router.post(
@@ -55,7 +63,11 @@ async def list_memories(request: Request) -> Response:
     body = ListRequest.read(await _payload(request, services))
     bank = _bank(services, caller, request, body.user_id)
     page = await review.list_page(
-        body, bank, review=services.review, log=services.turns, redaction=services.redaction
+        body,
+        bank,
+        review=services.review,
+        log=services.turns,
+        redaction=services.policies.of(caller.tenant).redaction,
     )
     reply = ListReply(
         memories=list(page.memories),
@@ -92,7 +104,7 @@ async def correct(request: Request) -> Response:
         eraser=HindsightEraser(services.hindsight),
         log=services.turns,
         cache=services.cache,
-        redaction=services.redaction,
+        redaction=services.policies.of(caller.tenant).redaction,
     )
     reply = CorrectReply(memory=memory, request_id=logs.request_id.get())
     return JsonReply(reply.model_dump(), headers=NO_STORE)
@@ -104,14 +116,14 @@ async def correct(request: Request) -> Response:
     summary="All that is remembered about one user, as JSON lines",
     response_class=Response,
     responses={200: {"description": "One JSON object a line.", "content": {_LINES: {}}}},
-    openapi_extra={"parameters": [_USER_PARAMETER]},
+    openapi_extra={"parameters": _USER_PARAMETERS},
 )
 async def export(request: Request) -> Response:
     """Memories, then what waits to be stored; the last line has the type `end`."""
     services = services_of(request)
     caller = services.keys.authenticate(request.scope)
     caller.require("review")
-    bank = _bank(services, caller, request, _user_in_query(request))
+    bank = _bank(services, caller, request, _user_named(request))
     lines = carry.export(bank, review=services.review, log=services.turns)
     # What goes wrong after this can only be told by breaking off: the line `end` is missing then.
     first = await anext(lines)
@@ -131,7 +143,7 @@ async def export(request: Request) -> Response:
     status_code=202,
     response_model=ImportReply,
     openapi_extra={
-        "parameters": [_USER_PARAMETER],
+        "parameters": _USER_PARAMETERS,
         "requestBody": {"required": True, "content": {_LINES: {"schema": {"type": "string"}}}},
     },
 )
@@ -141,8 +153,9 @@ async def import_(request: Request) -> Response:
     caller = services.keys.authenticate(request.scope)
     caller.require("review")
     caller.require("add")
-    bank = _bank(services, caller, request, _user_in_query(request))
+    bank = _bank(services, caller, request, _user_named(request))
     _, body = await read_body(request.scope, request.receive, services.settings.max_body_bytes)
+    policy = services.policies.of(caller.tenant)
     taken = await carry.take_in(
         body,
         tenant=caller.tenant,
@@ -150,8 +163,8 @@ async def import_(request: Request) -> Response:
         log=services.turns,
         cache=services.cache,
         settings=services.settings,
-        redaction=services.redaction,
-        kinds=[kind.name for kind in services.me.kinds],
+        redaction=policy.redaction,
+        kinds=policy.keep.kept,
     )
     reply = ImportReply(
         accepted=taken.accepted,
@@ -176,7 +189,7 @@ async def reflect(request: Request) -> Response:
     caller.require("recall")
     body = ReflectRequest.read(await _payload(request, services))
     bank = _bank(services, caller, request, body.user_id)
-    reflected = await services.reflector.reflect(body, bank)
+    reflected = await services.reflector.reflect(body, bank, tenant=caller.tenant)
     reply = ReflectReply(
         text=reflected.text,
         structured=dict(reflected.structured) if reflected.structured is not None else None,
@@ -197,15 +210,22 @@ def _bank(services: Services, caller: Caller, request: Request, user_id: str) ->
     return bank
 
 
-def _user_in_query(request: Request) -> str:
-    """The query's user id, or an empty text; bytes that are no UTF-8 would make different ids the same."""
+def _user_named(request: Request) -> str:
+    """The user id of a header or of the query, or an empty text.
+
+    Bytes that are no UTF-8 would make different ids the same: they are refused.
+    """
     try:
-        pairs = parse_qsl(
-            request.scope["query_string"].decode("utf-8"), keep_blank_values=True, errors="strict"
-        )
+        query = request.scope["query_string"].decode("utf-8")
+        pairs = parse_qsl(query, keep_blank_values=True, errors="strict")
+        headers = request.headers.getlist(_USER_HEADER)
+        if not all(map(str.isascii, headers)):
+            # Raw bytes would be read as Latin-1, which is another user.
+            raise InvalidRequest(f"The header {_USER_HEADER} has to be URL-encoded.")
+        ids = {unquote(value, errors="strict") for value in headers}
     except ValueError as exc:
-        raise InvalidRequest("The query string is not valid UTF-8.") from exc
-    ids = {value for name, value in pairs if name == "user_id"}
+        raise InvalidRequest("The user id in the query or header is not valid UTF-8.") from exc
+    ids |= {value for name, value in pairs if name == "user_id"}
     if len(ids) > 1:
-        raise IdentityConflict("The query string names two different users.")
+        raise IdentityConflict("The request names two different users.")
     return ids.pop() if ids else ""

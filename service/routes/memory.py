@@ -12,7 +12,7 @@ from service import logs
 from service.auth import Caller, bank_for
 from service.memory import jobs_view, retain
 from service.memory.asked import name_of
-from service.memory.recall import Reply
+from service.memory.recall_reply import Reply
 from service.problems import NO_STORE, JsonReply
 from service.routes.bodies import ERRORS, body_of
 from service.routes.payload import decode, read_body, read_payload
@@ -37,6 +37,12 @@ def _seconds(value: object) -> object:
     operation_id="recall_memory",
     summary="What is remembered about this user that bears on the query",
     response_model=RecallReply,
+    responses={
+        200: {
+            "description": "What is remembered; with format=text only the block for the prompt.",
+            "content": {"text/plain": {"schema": {"type": "string"}}},
+        }
+    },
     openapi_extra=body_of(RecallRequest),
 )
 async def recall(request: Request) -> Response:
@@ -59,8 +65,8 @@ async def recall_reply(services: Services, scope: Scope, receive: Receive) -> Re
 
     is_plain = caller.is_plain
     name = name_of(caller.key_id, content_type, scope["query_string"], raw) if is_plain else b""
-    reply = await services.recaller.recall_read(read, name, receive)
-    services.metrics.note_recall(reply.outcome)
+    reply = await services.recaller.recall_read(read, name, receive, tenant=caller.tenant)
+    services.metrics.note_recall(reply.outcome, caller.tenant)
     return reply
 
 
@@ -96,9 +102,9 @@ async def add_reply(services: Services, scope: Scope, receive: Receive) -> JsonR
         cache=services.cache,
         fallback=services.fallback if services.settings.has_fallback else None,
         settings=services.settings,
-        redaction=services.redaction,
+        policies=services.policies,
     )
-    services.metrics.turns.labels(accepted.status).inc()
+    services.metrics.note_turn(accepted.status, caller.tenant)
     return JsonReply(
         {
             "status": accepted.status,

@@ -8,6 +8,8 @@ from collections.abc import Coroutine, Mapping
 from typing import Any, Final, TypeVar
 
 from fastapi import APIRouter
+from pydantic_core import to_json
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -15,11 +17,20 @@ from starlette.types import Receive, Scope, Send
 from service import logs
 from service.adapters.gateway_errors import ModelMissing
 from service.auth import Caller, bank_for
-from service.errors import IdentityConflict, IdentityRequired, InvalidRequest, MalformedBody, ServiceError
-from service.memory.chat import Ask, Chats, ChatStream, body_checked, checked
+from service.errors import (
+    IdentityConflict,
+    IdentityRequired,
+    InvalidRequest,
+    MalformedBody,
+    MethodNotAllowed,
+    NotFound,
+    ServiceError,
+)
+from service.memory.chat import Ask, Chats, ChatStream, Report, body_checked, checked
 from service.policy.chat_messages import is_chat, sound
 from service.policy.chat_options import MemoryOptions
 from service.problems import NO_STORE, JsonReply
+from service.problems import on_http_exception as elsewhere
 from service.routes.payload import read_payload
 from service.routes.services import Services, services_of
 from service.scope import BankId, is_absent
@@ -31,6 +42,7 @@ _TYPES: Final = {
     401: "authentication_error",
     403: "permission_error",
     404: "invalid_request_error",
+    405: "invalid_request_error",
     409: "invalid_request_error",
     413: "invalid_request_error",
     422: "invalid_request_error",
@@ -51,7 +63,7 @@ _ERROR: dict[str, Any] = {
                         "properties": {
                             "message": {"type": "string"},
                             "type": {"type": "string"},
-                            "param": {"type": "string"},
+                            "param": {"type": ["string", "null"]},
                             "code": {"type": "string"},
                         },
                     }
@@ -59,6 +71,11 @@ _ERROR: dict[str, Any] = {
             }
         }
     }
+}
+_REFUSALS: dict[int | str, dict[str, Any]] = {
+    401: {"description": "The API key is missing or wrong.", **_ERROR},
+    403: {"description": "The API key lacks the scope.", **_ERROR},
+    429: {"description": "Too many requests.", **_ERROR},
 }
 _OBJECT: dict[str, Any] = {"content": {"application/json": {"schema": {"type": "object"}}}}
 _BODY: dict[str, Any] = {
@@ -79,6 +96,11 @@ _BODY: dict[str, Any] = {
     },
     "additionalProperties": True,
 }
+_DONE: Final = b"data: [DONE]\n\n"
+_END: Final = {"type": "http.response.body", "body": b"", "more_body": False}
+
+# A client that does not read must not hold up a server that leaves.
+_FAREWELL_S: Final = 1.0
 
 T = TypeVar("T")
 
@@ -89,19 +111,42 @@ router = APIRouter(prefix="/v1", tags=["openai"])
     "/models",
     operation_id="list_models",
     summary="The models that remember",
-    responses={200: _OBJECT, 401: {"description": "The API key is missing or wrong.", **_ERROR}},
+    responses={200: _OBJECT, **_REFUSALS},
 )
 async def models(request: Request) -> Response:
     """`memory` and the names behind it; none if none are set up."""
-    services = services_of(request)
     try:
-        caller = services.keys.authenticate(request.scope)
-        caller.require("chat")
+        data = [_model(name) for name in _names(request)]
     except ServiceError as exc:
         return failure(exc)
-    names = services.chats.gateway.names if services.chats else ()
-    data = [{"id": name, "object": "model", "created": 0, "owned_by": "dify-memory"} for name in names]
     return JsonReply({"object": "list", "data": data}, headers=NO_STORE)
+
+
+@router.get(
+    "/models/{model:path}",
+    operation_id="get_model",
+    summary="One of the models that remember",
+    responses={200: _OBJECT, **_REFUSALS, 404: {"description": "No such model.", **_ERROR}},
+)
+async def one_model(request: Request, model: str) -> Response:
+    """The model, if there is one of that name; names may hold slashes."""
+    try:
+        if model not in _names(request):
+            raise ModelMissing("There is no model of that name; GET /v1/models lists those there are.")
+    except ServiceError as exc:
+        return failure(exc)
+    return JsonReply(_model(model), headers=NO_STORE)
+
+
+def _names(request: Request) -> tuple[str, ...]:
+    """What may be asked for; raises `KeyRefused` or `ScopeMissing`."""
+    services = services_of(request)
+    services.keys.authenticate(request.scope).require("chat")
+    return services.chats.gateway.names if services.chats else ()
+
+
+def _model(name: str) -> Mapping[str, object]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "dify-memory"}
 
 
 @router.post(
@@ -112,12 +157,13 @@ async def models(request: Request) -> Response:
     responses={
         200: _OBJECT,
         400: {"description": "The request cannot be used.", **_ERROR},
-        401: {"description": "The API key is missing or wrong.", **_ERROR},
-        403: {"description": "The API key lacks the scope.", **_ERROR},
+        **_REFUSALS,
         404: {"description": "No such model.", **_ERROR},
         409: {"description": "Two identities in one request.", **_ERROR},
+        413: {"description": "Too large.", **_ERROR},
         429: {"description": "Too many requests, here or at the model's provider.", **_ERROR},
         503: {"description": "The model is out of reach.", **_ERROR},
+        504: {"description": "The model does not answer in time.", **_ERROR},
     },
 )
 async def completions(request: Request) -> Response:
@@ -133,14 +179,15 @@ async def completions(request: Request) -> Response:
         if ask.body.get("stream"):
             chunks, report = await _unless_gone(request.receive, chats.stream(ask))
             services.metrics.chats.labels(report.status).inc()
-            return EventStream(chunks, report.headers)
+            return EventStream(chunks, report)
         answer, report = await _unless_gone(request.receive, chats.complete(ask))
         services.metrics.chats.labels(report.status).inc()
     except ServiceError as exc:
         return failure(exc)
     except ClientGone:
         return Response(status_code=499)
-    return JsonReply(answer, headers={**NO_STORE, **report.headers})
+    headers = {**NO_STORE, **report.headers}
+    return Response(_json(answer), media_type="application/json", headers=headers)
 
 
 async def _ask(services: Services, chats: Chats, caller: Caller, request: Request) -> Ask:
@@ -193,6 +240,24 @@ def _bank(
         return None, exc.code
 
 
+async def on_http_exception(request: Request, exc: Exception) -> Response:
+    """FastAPI handler for what the router itself refuses, under `/v1` in OpenAI's shape."""
+    if not isinstance(exc, HTTPException) or not request.scope["path"].startswith("/v1/"):
+        return await elsewhere(request, exc)
+    said = "; here are POST /v1/chat/completions and GET /v1/models alone."
+    error: ServiceError = (
+        MethodNotAllowed(f"This path does not take that method{said}")
+        if exc.status_code == 405
+        else NotFound(f"There is no such path{said}")
+        if exc.status_code == 404
+        else InvalidRequest("The request cannot be read.")
+    )
+    reply = failure(error)
+    reply.status_code = exc.status_code
+    reply.headers.update(exc.headers or {})
+    return reply
+
+
 def failure(error: ServiceError) -> JsonReply:
     """An error as OpenAI writes it."""
     status = 400 if error.status == 422 else error.status
@@ -215,6 +280,13 @@ def _error_of(error: ServiceError) -> Mapping[str, object]:
     return {"error": said}
 
 
+class ServerLeaving(ServiceError):
+    """This process ends before the answer does."""
+
+    status = 503
+    code = "server_leaving"
+
+
 class ClientGone(Exception):
     """Nobody waits for the answer any more."""
 
@@ -235,14 +307,21 @@ async def _unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
 
 
 class EventStream(Response):
-    """Server-sent events of chunks; a client that goes away ends them at once."""
+    """Server-sent events of chunks; a client that goes away ends them at once, and so does a server that
+    leaves: the last event says so then, as an error.
 
-    def __init__(self, chunks: ChatStream, headers: Mapping[str, str]) -> None:
-        super().__init__(
-            media_type="text/event-stream", headers={**NO_STORE, "X-Accel-Buffering": "no", **headers}
-        )
+    What becomes of the turn is known when the headers are long gone: a comment before the end says it,
+    which clients pass over: `: memory {"stored":"queued","job_id":"…"}`.
+    """
+
+    def __init__(self, chunks: ChatStream, report: Report) -> None:
+        headers = {**NO_STORE, "X-Accel-Buffering": "no", **report.headers}
+        super().__init__(media_type="text/event-stream", headers=headers)
         del self.headers["content-length"]
         self._chunks = chunks
+        self._report = report
+        self._has_started = False
+        self._has_ended = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send them."""
@@ -255,24 +334,49 @@ class EventStream(Response):
                 pumping.result()
             else:
                 _log.info("client_left_mid_stream")
+        except asyncio.CancelledError:
+            # Only a server that leaves cancels: whoever reads must not take what there is for the whole.
+            pumping.cancel()
+            await asyncio.gather(pumping, return_exceptions=True)
+            if not await self._take_leave(send):
+                raise
         finally:
             for task in (pumping, leaving):
                 task.cancel()
             await asyncio.gather(pumping, leaving, return_exceptions=True)
+            await self._chunks.aclose()
+
+    async def _take_leave(self, send: Send) -> bool:
+        """End the answer with an error; False if it could not be."""
+        if not self._has_started or self._has_ended:
+            return False
+        _log.info("stream_cut_off")
+        error = ServerLeaving("The server is being restarted; send the request again.", retry_after_s=1)
+        with contextlib.suppress(OSError):
+            async with asyncio.timeout(_FAREWELL_S):
+                await send(_part(_event(_error_of(error))))
+                await send(_END)
+            return True
+        return False
 
     async def _pump(self, send: Send) -> None:
         start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
-        async with contextlib.aclosing(self._chunks) as chunks:
-            await send(start)
-            try:
-                async for chunk in chunks:
-                    await send(_event(json.dumps(chunk, ensure_ascii=False)))
-                last = "[DONE]"
-            except ServiceError as exc:
-                # The status has been sent; OpenAI's clients raise what an event with an error says.
-                last = json.dumps(_error_of(exc), ensure_ascii=False)
-            await send(_event(last))
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        self._has_started = True
+        await send(start)
+        try:
+            async for several in self._chunks:
+                await send(_part(*map(_event, several)))
+            last = b": memory %b\n\n%b" % (_json(self._report.of_turn), _DONE)
+        except ServiceError as exc:
+            # The status has been sent; OpenAI's clients raise what an event with an error says.
+            last = _event(_error_of(exc))
+        except Exception:  # noqa: BLE001 - the outermost edge of an answer whose status has been sent
+            _log.error("stream_failed", exc_info=True)
+            last = _event(_error_of(ServiceError("Something went wrong on our side.")))
+        await self._chunks.aclose()
+        self._has_ended = True
+        await send(_part(last))
+        await send(_END)
 
 
 async def _gone(receive: Receive) -> None:
@@ -280,5 +384,16 @@ async def _gone(receive: Receive) -> None:
         pass
 
 
-def _event(data: str) -> dict[str, Any]:
-    return {"type": "http.response.body", "body": f"data: {data}\n\n".encode(), "more_body": True}
+def _json(value: object) -> bytes:
+    try:
+        return to_json(value)  # many times as fast as the standard library's
+    except ValueError:
+        return json.dumps(value).encode()  # which can write half a character, as a model may send it
+
+
+def _event(value: object) -> bytes:
+    return b"data: %b\n\n" % _json(value)
+
+
+def _part(*events: bytes) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": b"".join(events), "more_body": True}

@@ -15,12 +15,15 @@ from service.memory.chat import Chats
 from service.memory.events import Events
 from service.memory.fallback import Fallback
 from service.memory.forget import Forgetter
+from service.memory.health import Health
 from service.memory.keys import KeyWatch
+from service.memory.limits import RateLimits
 from service.memory.me import Me
+from service.memory.operation_view import Operation
+from service.memory.policies import Policies
 from service.memory.recall import Recaller
 from service.memory.reflect import Reflector
 from service.metrics import Metrics
-from service.policy.redaction import RedactionPolicy
 from service.settings import Settings
 
 
@@ -29,7 +32,7 @@ class Services:
     """The open adapters and use cases of one API process."""
 
     settings: Settings
-    redaction: RedactionPolicy
+    policies: Policies
     keys: KeyRing
     key_store: KeyStore
     key_watch: KeyWatch
@@ -44,7 +47,10 @@ class Services:
     events: Events | None
     chats: Chats | None
     me: Me
+    operation: Operation
+    limits: RateLimits | None
     metrics: Metrics
+    health: Health
 
 
 def services_of(request: Request) -> Services:

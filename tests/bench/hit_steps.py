@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from service.auth import KeyRing
-from service.memory.recall import normalised
+from service.memory.recall_reader import normalised
 from service.metrics import Metrics
 from service.routes.payload import decode
 from service.schemas import RecallRequest

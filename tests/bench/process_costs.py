@@ -1,7 +1,9 @@
 """What needs no stack: identical misses at once, Redis alone, and what the API's process costs to start."""
 
 import asyncio
+import itertools
 import json
+import os
 import subprocess
 import sys
 import time
@@ -14,10 +16,12 @@ from service.adapters.pipelined import PipelinedRedis
 from service.app import create_app
 from service.settings import Settings
 
+from tests.bench.recall_hit import server_process
 from tests.fakes.hindsight import HindsightStandIn
-from tests.support import serve, valkey
+from tests.support import free_port, serve, valkey
 
 _AT_ONCE = 64
+_RECALLS = 50
 _KEY = "bench-key-0123456789"
 _IMPORT = """
 import json, resource, sys, time
@@ -64,6 +68,60 @@ async def identical_misses(folder: Path) -> dict[str, float]:
         assert all(reply.status_code == 200 and not reply.json()["degraded"] for reply in replies)
         calls = len(hindsight.requests_for("recall"))
     return {f"identical_misses_{_AT_ONCE}_backend_calls": calls}
+
+
+async def serving(folder: Path) -> dict[str, float]:
+    """What a model that needs litellm costs a process that also serves recall and add.
+
+    Seconds until it answers, MiB that it keeps, and the slowest recall (ms) of the first seconds, with and
+    without such a model; with it, also the seconds until litellm is loaded.
+    """
+    found: dict[str, float] = {}
+    async with valkey(folder / "serving") as redis, HindsightStandIn() as hindsight:
+        for name, model in (("api", ""), ("api_with_litellm", "openai/bench")):
+            env = {key: value for key, value in os.environ.items() if not key.startswith("MEMORY_")} | {
+                "MEMORY_API_KEY": _KEY,
+                "MEMORY_PORT": str(port := free_port()),
+                "MEMORY_REDIS_URL": redis.url,
+                "MEMORY_HINDSIGHT_URL": hindsight.url,
+            }
+            if model:
+                # Nobody is there: a chat is answered, with an error, as soon as litellm is loaded.
+                env |= {"MEMORY_GATEWAY_MODEL": model, "MEMORY_GATEWAY_BASE_URL": "http://127.0.0.1:1/v1"}
+                env |= {"MEMORY_GATEWAY_DIRECT": "false", "MEMORY_GATEWAY_API_KEY": _KEY}
+            serve_api = ("-m", "service.cli.main", "serve")
+            started = time.perf_counter()
+            async with (
+                server_process(*serve_api, port=port, env=env, log=folder / f"{name}.log") as (url, pid),
+                httpx.AsyncClient(
+                    base_url=url, headers={"Authorization": f"Bearer {_KEY}"}, timeout=120, trust_env=False
+                ) as client,
+            ):
+                found[f"{name}_start_s"] = time.perf_counter() - started
+                body = {"model": "memory", "messages": [{"role": "user", "content": "hello"}]}
+                loading = asyncio.create_task(client.post("/v1/chat/completions", json=body))
+                slowest_s = 0.0
+                for number in itertools.count():
+                    asked = time.perf_counter()
+                    reply = await client.post(
+                        "/memory/recall", json={"user_id": "bench", "query": f"Question {number}"}
+                    )
+                    assert reply.status_code == 200
+                    slowest_s = max(slowest_s, time.perf_counter() - asked)
+                    if loading.done() and number >= _RECALLS:
+                        break
+                assert loading.result().status_code == (503 if model else 404)
+                if model:
+                    found[f"{name}_loaded_s"] = time.perf_counter() - started
+                found[f"{name}_recall_ms_max"] = slowest_s * 1000
+                found[f"{name}_rss_mib"] = rss_mib(pid)
+    return {name: round(value, 1) for name, value in found.items()}
+
+
+def rss_mib(pid: int) -> float:
+    """The memory of a process that is in RAM."""
+    status = Path(f"/proc/{pid}/status").read_text("ascii")
+    return int(status.partition("VmRSS:")[2].split()[0]) / 1024
 
 
 async def redis_alone(folder: Path, seconds: float) -> dict[str, float]:

@@ -117,7 +117,7 @@ async def copy(settings: Settings, user: str, others: Sequence[str]) -> None:
 
         def asked(name: str) -> Asked:
             request = RecallRequest.read(json.loads(body_of(name)))
-            found = services.recaller.asked_of(request, bank_of(settings.tenant, name))
+            found = services.recaller.asked_of(request, bank_of(settings.tenant, name), settings.tenant)
             assert found is not None
             return found
 

@@ -119,7 +119,7 @@ async def _banks(adapter: HindsightAdapter, prefix: str, made: int, count: int) 
     times: list[float] = []
     for number in range(made, count):
         started = time.perf_counter()
-        await adapter.make_bank(BankId(bank_of(_TENANT, f"{prefix}{number}")))
+        await adapter.make_bank(BankId(bank_of(_TENANT, f"{prefix}{number}")), _TENANT)
         times.append((time.perf_counter() - started) * 1000)
     last = times[-max(1, count // 10) :]
     return {f"bank_creation_ms_p50_banks_{count}": round(statistics.median(last), 1)}

@@ -128,7 +128,7 @@ async def test_operations_tell_what_they_hold_and_their_ids_are_used_once(
     bank = BankId(f"u-{user}")
     tag = ConversationId("c-" + "1" * 48)
     async with eraser_of(hindsight_url) as (hindsight, eraser):
-        await hindsight.make_bank(bank)
+        await hindsight.make_bank(bank, "default")
         operation = new_operation()
         await hindsight.retain(
             bank, [item("d1", "An apple a day.", tag), item("d2", "A pear a day.", tag)], operation
@@ -170,7 +170,7 @@ async def test_operations_tell_what_they_hold_and_their_ids_are_used_once(
 async def test_a_fact_that_shares_its_document_is_blanked(llm_stack: LlmStack, user: str) -> None:
     bank = BankId(f"u-{user}")
     async with eraser_of(llm_stack.hindsight_url) as (hindsight, eraser):
-        await hindsight.make_bank(bank)
+        await hindsight.make_bank(bank, "default")
         operation = new_operation()
         said = "My name is Wei. I live in Hangzhou. I love hiking. I am allergic to peanuts."
         await hindsight.retain(bank, [item("d1", said)], operation)
@@ -192,7 +192,7 @@ async def test_a_fact_that_shares_its_document_is_blanked(llm_stack: LlmStack, u
 async def test_an_observation_is_forgotten_with_its_sources(llm_stack: LlmStack, user: str) -> None:
     stack = llm_stack.stack
     async with eraser_of(llm_stack.hindsight_url) as (hindsight, _):
-        await hindsight.make_bank(bank_of_user(user))
+        await hindsight.make_bank(bank_of_user(user), "default")
         said = [item("d1", "User: I live in Hangzhou", "c:1")]
         await hindsight.retain(bank_of_user(user), said, new_operation())
 

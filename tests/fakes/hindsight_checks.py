@@ -13,6 +13,7 @@ import httpx
 import pytest
 from hindsight_client import Hindsight
 from hindsight_client_api.exceptions import ApiException, NotFoundException
+from hindsight_client_api.models.bank_config_update import BankConfigUpdate
 from hindsight_client_api.models.update_memory_request import UpdateMemoryRequest
 
 from tests.support import wait_until
@@ -315,6 +316,7 @@ async def check_a_memory_is_invalidated_and_comes_back(client: Client, bank_id: 
     assert (await client.arecall(bank_id, "apple")).results == []
     assert await texts(client, bank_id) == []
     assert await texts(client, bank_id, state="invalidated") == ["an apple a day"]
+    assert await refusal(update(bank_id, listed.id, UpdateMemoryRequest(text="a pear a day"))) == 400
     await update(bank_id, listed.id, UpdateMemoryRequest(state="valid"))
     assert len((await client.arecall(bank_id, "apple")).results) == 1
     changed = await update(bank_id, listed.id, UpdateMemoryRequest(text="a pear a day"))
@@ -354,7 +356,23 @@ async def check_the_configuration_of_a_bank(client: Client, bank_id: str) -> Non
     assert found["overrides"] == {"enable_graph_retrieval": False}
     assert found["config"]["enable_graph_retrieval"] is False
     assert found["config"]["enable_text_search"] is True
+    cleared = BankConfigUpdate(updates={"enable_graph_retrieval": None, "entity_labels": None})
+    await client.banks.update_bank_config(bank_id, cleared)
+    assert (await client.aget_bank_config(bank_id))["overrides"] == {}
     assert (await client.areset_bank_config(bank_id))["overrides"] == {}
+
+
+async def check_a_bank_keeps_the_name_it_was_given(client: Client, bank_id: str) -> None:
+    async def names() -> list[str | None]:
+        page = await client.banks.list_banks(q=bank_id)
+        return [bank.name for bank in page.banks if bank.bank_id == bank_id]
+
+    assert await names() == [bank_id]
+    await client.acreate_bank(bank_id, name="tenant-1")
+    assert await names() == ["tenant-1"]
+    await client.acreate_bank(bank_id, enable_graph_retrieval=False)
+    await client.aretain(bank_id, "pear", document_id="d")
+    assert await names() == ["tenant-1"]
 
 
 async def check_the_version(client: Client, bank_id: str) -> None:

@@ -122,6 +122,7 @@ async def list_banks(store: Store, request: web.Request) -> web.Response:
             "matched_aliases": [],
         }
         for bank in store.banks.values()
+        if (query["q"] or "").casefold() in f"{bank.id}\n{bank.name}".casefold()
     ]
     limit, offset = query["limit"], query["offset"]
     page = {"banks": rows[offset : offset + limit], "total": len(rows), "limit": limit, "offset": offset}
@@ -170,14 +171,19 @@ async def recall(store: Store, request: web.Request) -> web.Response:
 
 async def reflect(store: Store, request: web.Request) -> web.Response:
     given = await _body(Reflect, request)
-    asked = Recall(query=given.query).model_dump()
-    found = search.recall(store.ensure_bank(_bank_id(request)), asked)["results"]
+    asked = Recall(query=given.query, types=given.fact_types).model_dump()
+    found = [
+        row
+        for row in search.recall(store.ensure_bank(_bank_id(request)), asked)["results"]
+        if all(search.tags_fit(group.tags, row["tags"], group.match) for group in given.tag_groups or ())
+    ]
+    facts = {"memories": found, "mental_models": [], "directives": []}
     text = "\n".join(row["text"] for row in found) or "I know nothing about that."
     structured = dict.fromkeys((given.response_schema or {}).get("properties", {}), text)
     return reply(
         {
             "text": text,
-            "based_on": None,
+            "based_on": facts if (given.include or {}).get("facts") is not None else None,
             "structured_output": structured if given.response_schema else None,
             "structured_output_error": None,
             "usage": _NO_TOKENS,
@@ -351,8 +357,19 @@ async def health(_store: Store, request: web.Request) -> web.Response:
     return reply({"status": "healthy", "database": "connected", "db_acquire_ms": 0.1, **pool})
 
 
-async def version(_store: Store, _request: web.Request) -> web.Response:
-    return reply({"api_version": VERSION, "features": FEATURES})
+async def version(store: Store, _request: web.Request) -> web.Response:
+    # One that does not tell whether it has a language model is old.
+    return reply({"api_version": VERSION if store.has_llm is not None else "1.0.9", "features": FEATURES})
+
+
+async def refresh_mental_model(store: Store, request: web.Request) -> web.Response:
+    if store.has_llm is None:
+        raise Refused(404, "Not Found")
+    if not store.has_llm:
+        raise Refused(
+            400, "Mental model refresh requires an LLM provider. Current provider is set to 'none'."
+        )
+    raise Refused(404, f"Mental model {request.match_info['model']} not found in bank {_bank_id(request)}")
 
 
 _BANKS = "/v1/default/banks"
@@ -372,6 +389,7 @@ ROUTES: list[tuple[str, str, str, Handler]] = [
     ("PATCH", _BANK + "/config", "bank_config_", config),
     ("DELETE", _BANK + "/config", "bank_config__", config),
     ("GET", _BANK + "/stats", "stats", stats),
+    ("POST", _BANK + "/mental-models/{model}/refresh", "mental_model_refresh", refresh_mental_model),
     ("POST", _BANK + "/memories/recall", "recall", recall),
     ("POST", _BANK + "/reflect", "reflect", reflect),
     ("POST", _BANK + "/memories", "retain", retain),

@@ -80,10 +80,18 @@ class Recall(BaseModel):
     min_scores: dict[str, float | None] | None = None
 
 
+class TagGroup(BaseModel):
+    tags: list[str]
+    match: TagsMatch = "any_strict"
+
+
 class Reflect(BaseModel):
     query: str
     budget: Budget = Budget.LOW
     response_schema: dict[str, Any] | None = None
+    fact_types: list[str] | None = None
+    tag_groups: list[TagGroup] | None = None
+    include: dict[str, Any] | None = None
 
 
 class MemoryUpdate(BaseModel):

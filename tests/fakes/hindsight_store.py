@@ -168,6 +168,8 @@ class Store:
         self.operations: dict[str, Operation] = {}
         self.deleted_banks: Counter[str] = Counter()
         self.extract: Callable[[Json], Sequence[Fact]] = verbatim
+        # Whether it says that it has a language model; None: it is of a version that cannot be asked.
+        self.has_llm: bool | None = False
 
     def bank(self, bank_id: str) -> Bank:
         if bank_id not in self.banks:
@@ -213,6 +215,8 @@ class Store:
             )
         bank = self.ensure_bank(bank_id)
         bank.config.update(updates)
+        for cleared in [name for name, value in updates.items() if value is None]:
+            del bank.config[cleared]
         return bank
 
     def retain(self, bank_id: str, items: Sequence[Json], *, extracts: bool = True) -> int:
@@ -282,6 +286,10 @@ class Store:
             raise Refused(400, "text must not be empty.")
         state = changes.get("state")
         edits = {key: value for key, value in changes.items() if key in ("text", "context") and value}
+        if edits and memory.state == "invalidated":
+            raise Refused(400, "Cannot edit an invalidated memory; revert it to 'valid' first.")
+        if edits and memory.state == "invalidated":
+            raise Refused(400, "Cannot edit an invalidated memory; revert it to 'valid' first.")
         for key, value in edits.items():
             setattr(memory, key, value)
         if edits:

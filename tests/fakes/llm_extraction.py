@@ -4,7 +4,17 @@ import json
 import re
 from typing import Any
 
-from tests.fakes.llm_rules import about_the_user, said_by_user, statements, subjects_of, updated
+from tests.fakes.llm_rules import (
+    about_the_user,
+    ends,
+    is_about_another,
+    is_end,
+    is_plan,
+    said_by_user,
+    statements,
+    subjects_of,
+    updated,
+)
 
 Json = dict[str, Any]
 
@@ -14,10 +24,8 @@ _LIKES = re.compile(
     r"喜欢|偏好|最爱|讨厌|不吃|不喝|\b(?:like|love|prefer|hate|enjoy|drink|eat)s?\b", re.IGNORECASE
 )
 _WEATHER = re.compile(r"今天.*[热冷]|\b(?:hot|cold) today\b", re.IGNORECASE)
-_PLANS = re.compile(r"预算|打算|计划|准备|\b(?:budget|plan|preparing|training)", re.IGNORECASE)
-_ENDS = re.compile(r"不再|完成了|办完了|改成|\b(?:no longer|finished|not any ?more)\b", re.IGNORECASE)
-_OTHER = re.compile(r"^(?:我|my )(姐姐|妹妹|朋友|sister|brother|friend)", re.IGNORECASE)
-_FORM = set("我用户的了是在他她它们这那有不和再完成办改喝吃")
+# What a gullible model does, whoever says it: it answers what the data tell it to.
+_ORDER = re.compile(r"answer exactly: (.*?) END", re.DOTALL)
 
 
 def is_ours(system: str) -> bool:
@@ -31,6 +39,9 @@ def memories(user: str) -> str:
     if found is None:
         return json.dumps({"facts": []})
     data = json.loads(found[2])
+    texts = [text for part in data.values() for one in part for text in one.values() if isinstance(text, str)]
+    if order := next((match for text in texts if (match := _ORDER.search(text))), None):
+        return order[1]
     kinds = [kind["name"] for kind in data["kinds"]]
     facts = [
         _fact(turn["number"], sentence, kinds, data["known"])
@@ -43,13 +54,13 @@ def memories(user: str) -> str:
 
 def _fact(turn: int, sentence: str, kinds: list[str], known: list[Json]) -> Json:
     bare = sentence.strip(" \t。！!.，,~～…；;")
-    is_other = _OTHER.match(bare) is not None
+    is_other = is_about_another(bare)
     text = about_the_user(bare)
     kind, importance = _judged(bare)
     outdated = [
         one for one in known if (one["subject"] == "other") == is_other and _outdates(bare, one["text"])
     ]
-    if outdated and not _ENDS.search(bare):
+    if outdated and not is_end(bare):
         text = updated(outdated[0]["text"], text)
     return {
         "turn": turn,
@@ -66,7 +77,7 @@ def _fact(turn: int, sentence: str, kinds: list[str], known: list[Json]) -> Json
 def _judged(sentence: str) -> tuple[str, float]:
     if _WEATHER.search(sentence):
         return "user_profile", 0.1
-    if _PLANS.search(sentence):
+    if is_plan(sentence):
         return "task_state", 0.9
     if _LIKES.search(sentence):
         return "preference", 0.7
@@ -74,11 +85,4 @@ def _judged(sentence: str) -> tuple[str, float]:
 
 
 def _outdates(sentence: str, old: str) -> bool:
-    if subjects_of(sentence) & subjects_of(old):
-        return True
-    return _ENDS.search(sentence) is not None and bool(_matter(sentence) & _matter(old))
-
-
-def _matter(text: str) -> set[str]:
-    han = {char for char in text if "\u4e00" <= char <= "\u9fff"} - _FORM
-    return han | set(re.findall(r"[a-z]{5,}", text.lower())) - {"longer"}
+    return bool(subjects_of(sentence) & subjects_of(old)) or ends(sentence, old)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.fakes import llm_extraction
-from tests.fakes.llm_rules import classified, statements, subjects_of, updated
+from tests.fakes.llm_rules import classified, ends, statements, subjects_of, updated
 from tests.fakes.words import is_cjk
 
 Json = dict[str, Any]
@@ -147,7 +147,7 @@ def _moment(text: str) -> str:
 def _learn(beliefs: list[_Belief], fact_id: str, text: str, mentioned_at: str) -> None:
     subjects = subjects_of(text)
     for belief in beliefs:
-        if belief.text == text or subjects & subjects_of(belief.text):
+        if belief.text == text or subjects & subjects_of(belief.text) or ends(text, belief.text):
             belief.sources.append(fact_id)
             # An older statement that arrives late is evidence, not news.
             if mentioned_at >= belief.mentioned_at:

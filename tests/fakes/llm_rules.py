@@ -42,6 +42,12 @@ _HAPPENED = re.compile(
     r"昨天|上周|去年|刚刚|\b(?:yesterday|last (?:week|month|year)|moved|bought|met)\b", re.IGNORECASE
 )
 
+_PLANS = re.compile(r"预算|打算|计划|准备|\b(?:budget|plan|preparing|training)", re.IGNORECASE)
+_DONE = re.compile(r"完成了|办完了|\bfinished\b", re.IGNORECASE)
+_ENDS = re.compile(r"不再|完成了|办完了|改成|\b(?:no longer|finished|not any ?more)\b", re.IGNORECASE)
+_OTHER = re.compile(r"^(?:我|用户|my |the user's )的?(姐姐|妹妹|朋友|sister|brother|friend)", re.IGNORECASE)
+_FORM = set("我用户的了是在他她它们这那有不和再完成办改喝吃")
+
 _ROLE = re.compile(
     r"^\s*[-*]?\s*(user|human|用户|assistant|ai|bot|助手|tool|system|工具|系统)\s*[:：]\s*", re.IGNORECASE
 )
@@ -92,9 +98,39 @@ def job_of(text: str) -> str | None:
 
 
 def subjects_of(text: str) -> frozenset[str]:
-    """What a statement is about: city, job, budget, or nothing that could be overwritten."""
+    """What a statement is about: city, job, budget, or nothing that could be overwritten.
+
+    Somebody else's city is another subject than the user's.
+    """
     found = {"city": city_of(text), "job": job_of(text), "budget": _BUDGET.search(text)}
-    return frozenset(name for name, value in found.items() if value)
+    other = _OTHER.match(text)
+    whose = f"{other[1].lower()}'s " if other else ""
+    return frozenset(f"{whose}{name}" for name, value in found.items() if value)
+
+
+def is_about_another(text: str) -> bool:
+    """Whether a statement begins with somebody the user knows."""
+    return _OTHER.match(text) is not None
+
+
+def is_plan(text: str) -> bool:
+    """Whether a statement is about what the user is up to."""
+    return _PLANS.search(text) is not None
+
+
+def is_end(text: str) -> bool:
+    """Whether a statement says that something is over."""
+    return _ENDS.search(text) is not None
+
+
+def ends(text: str, old: str) -> bool:
+    """Whether a statement says that what an older one is about is over."""
+    return is_end(text) and bool(_matter(text) & _matter(old))
+
+
+def _matter(text: str) -> set[str]:
+    han = {char for char in text if "\u4e00" <= char <= "\u9fff"} - _FORM
+    return han | set(re.findall(r"[a-z]{5,}", text.lower())) - {"longer"}
 
 
 def said_by_user(content: str) -> list[str]:
@@ -152,13 +188,13 @@ def updated(old: str, new: str) -> str:
     text = old
     for name, of in (("city", city_of), ("job", job_of)):
         before, after = of(old), of(new)
-        if name not in shared or before is None or after is None:
+        if not any(subject.endswith(name) for subject in shared) or before is None or after is None:
             continue
         is_same_language = before.isascii() == after.isascii()
         if not is_same_language:
             return new
         text = text.replace(before, after)
-    return new if "budget" in shared or not shared else text
+    return new if is_end(new) or "budget" in shared or not shared else text
 
 
 def classified(text: str, groups: dict[str, list[str]]) -> dict[str, str]:
@@ -168,8 +204,12 @@ def classified(text: str, groups: dict[str, list[str]]) -> dict[str, str]:
         kinds, weight = ["preference", "like"], 1
     elif "budget" in subjects:
         kinds, weight = ["constraint", "budget", "preference"], 2
+    elif is_plan(text) or _DONE.search(text):
+        kinds, weight = ["plan", "task_state"], 2
     elif subjects:
-        kinds, weight = ["profile", "identity", "attribute", "fact"], 2
+        kinds, weight = ["profile", "user_profile", "identity", "attribute", "fact"], 2
+    elif is_end(text):
+        kinds, weight = ["preference", "like"], 1
     elif _HAPPENED.search(text):
         kinds, weight = ["event", "experience", "episode"], 1
     else:

@@ -1,5 +1,8 @@
 """Recall answers by its deadline, and truthfully, whatever Hindsight and Redis do, alone or both at once.
 
+Row 15 of the failures reported on products of this kind (hindsight#3534, #3623, #2554): a recall hangs for
+108 seconds, or for ever, and Redis is down.
+
 Usual deadlines are scaled down, so that the whole matrix is run in a few minutes; `record_property` keeps how
 late the answers were.
 """

@@ -49,7 +49,8 @@ class World:
 
     async def post(self, body: Json, **headers: str) -> httpx.Response:
         """A chat without OpenAI's client."""
-        return await self.api.client.post("/v1/chat/completions", json=body, headers=headers)
+        # The first one waits until litellm is loaded, which takes a busy machine half a minute.
+        return await self.api.client.post("/v1/chat/completions", json=body, headers=headers, timeout=120)
 
     async def settle(self) -> None:
         """Store all that was accepted."""
@@ -122,6 +123,8 @@ async def chat_world(
         llm_url = await stack.enter_async_context(serve(model or llm.app))
         fields = {
             "min_score": 0,
+            # On a busy machine, too, these tests are about what is said and not about how soon.
+            "recall_deadline_ms": 8000,
             "gateway_model": MODEL,
             "gateway_api_key": "key-of-the-upstream",
             "gateway_base_url": f"{llm_url}/v1",

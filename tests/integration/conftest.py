@@ -11,8 +11,11 @@ from service.adapters.cache import RecallCache
 from service.adapters.hindsight import HindsightAdapter
 from service.adapters.turns import Claim, TurnsLog
 from service.app import create_app
+from service.memory.extractors import open_extractors
+from service.memory.policies import Policies
 from service.memory.store import StoreOptions, Storer
 from service.metrics import Metrics
+from service.policy.bank_config import bank_config
 from service.settings import Settings
 
 from tests.fakes.hindsight import HindsightStandIn
@@ -147,9 +150,18 @@ class open_workshop:  # noqa: N801 - used as `async with open_workshop(settings)
         self._stack = AsyncExitStack()
         log = await self._stack.enter_async_context(TurnsLog.from_settings(self._settings))
         cache = await self._stack.enter_async_context(RecallCache.from_settings(self._settings))
-        hindsight = await self._stack.enter_async_context(HindsightAdapter.from_settings(self._settings))
+        policies, mode, metrics = (
+            Policies.from_settings(self._settings),
+            self._settings.extraction_mode,
+            Metrics(),
+        )
+        config, configs = bank_config(mode, policies.file.default.keep), policies.bank_configs(mode)
+        hindsight = await self._stack.enter_async_context(
+            HindsightAdapter.from_settings(self._settings, config, configs)
+        )
+        extractors = await open_extractors(self._stack, self._settings, policies, log, hindsight, metrics)
         options = StoreOptions(self._settings.max_attempts, self._settings.job_ttl_s)
-        return Workshop(log, cache, hindsight, Storer(log, cache, hindsight, Metrics(), options))
+        return Workshop(log, cache, hindsight, Storer(log, cache, hindsight, metrics, options, extractors))
 
     async def __aexit__(self, *exc_info: object) -> None:
         """Close them."""

@@ -61,18 +61,23 @@ class Browser:
 
 def check_headers(reply: httpx.Response) -> None:
     """What every answer under `/me` has to carry."""
+    check_locked_down(reply)
+    for cookie in reply.headers.get_list("set-cookie"):
+        assert "HttpOnly" in cookie
+        assert "SameSite=strict" in cookie
+        assert "Path=/me" in cookie
+
+
+def check_locked_down(reply: httpx.Response, referrer: str = "no-referrer") -> None:
+    """What every answer of a page has to carry."""
     policy = reply.headers["content-security-policy"]
     assert policy.startswith("default-src 'none'; style-src 'sha256-")
     assert "unsafe" not in policy
     assert "frame-ancestors 'none'" in policy
     assert reply.headers["x-frame-options"] == "DENY"
-    assert reply.headers["referrer-policy"] == "no-referrer"
+    assert reply.headers["referrer-policy"] == referrer
     assert reply.headers["cache-control"] == "no-store"
     assert reply.headers["x-content-type-options"] == "nosniff"
-    for cookie in reply.headers.get_list("set-cookie"):
-        assert "HttpOnly" in cookie
-        assert "SameSite=strict" in cookie
-        assert "Path=/me" in cookie
 
 
 @asynccontextmanager

@@ -132,6 +132,20 @@ async def test_a_long_turn_is_split_and_a_longer_one_refused(
         assert re.search("at most 20000 characters", checked(refused, 413)["error"]["message"])
 
 
+async def test_the_limit_is_of_one_turn_and_not_of_a_request(
+    redis_server: RedisServer, stand_in: HindsightStandIn, user: str
+) -> None:
+    turns = [{"role": role, "content": "x" * 500} for _ in range(3) for role in ("user", "assistant")]
+    async with limited(redis_server, stand_in, max_turn_chars=1000) as api:
+        taken: Any = checked(
+            await api.client.post("/memory/add", data={"user_id": user, "messages": json.dumps(turns)}), 202
+        )
+        assert taken["accepted"] == 6
+        turns[-1]["content"] += "x"
+        refused = await api.client.post("/memory/add", data={"user_id": user, "messages": json.dumps(turns)})
+        assert code_of(refused, 413) == "too_large"
+
+
 @pytest.mark.parametrize("wrong", [None, 1, 99])
 async def test_the_sweep_puts_a_wrong_count_right(
     redis: Redis, redis_server: RedisServer, wrong: int | None

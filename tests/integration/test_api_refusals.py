@@ -16,11 +16,23 @@ __all__ = ["shared"]
 # Whoever asks may see these: they know nothing of users.
 OPEN = {"/dify/openapi.json", "/dify/openapi.yaml", "/health/live", "/health/ready", "/metrics"}
 # Refuse in the form of others: Dify's, with 403 (see test_dify_knowledge), and OpenAI's (see test_openai).
-OTHER_FORM = {"/dify/knowledge/retrieval", "/v1/chat/completions", "/v1/models"}
+OTHER_FORM = {"/dify/knowledge/retrieval", "/v1/chat/completions", "/v1/models", "/v1/models/{model}"}
 # Asks for a signature instead of a key: see test_hooks.
 SIGNED = {"/hooks/hindsight"}
 # Ask for a personal link instead, and refuse with a page: see test_me_access.
 PERSONAL = {"/me", "/me/correct", "/me/download", "/me/end", "/me/forget", "/me/forget-all", "/me/view"}
+
+# Ask for a visit that began with signing in, and refuse with a page.
+SIGNED_IN = {
+    "/admin",
+    "/admin/create-key",
+    "/admin/drop",
+    "/admin/replay",
+    "/admin/revoke-key",
+    "/admin/rotate-key",
+    "/admin/sign-in",
+    "/admin/sign-out",
+}
 
 
 async def guarded(api: Api) -> list[tuple[str, str]]:
@@ -29,7 +41,7 @@ async def guarded(api: Api) -> list[tuple[str, str]]:
     return [
         (method.upper(), re.sub(r"\{\w+\}", "0" * 32, path))
         for path, methods in paths.items()
-        if path not in OPEN | OTHER_FORM | SIGNED | PERSONAL
+        if path not in OPEN | OTHER_FORM | SIGNED | PERSONAL | SIGNED_IN
         for method in methods
     ]
 

@@ -26,6 +26,7 @@ _VALUES: Mapping[str, tuple[object, ...]] = {
     "number": ("0.5", 0.5, 1, "1", "-1", *_NOTHING),
     "tags": ("a", "a,b", "a，b", *_NOTHING),
     "kinds": ("preference", "preference, user_profile", *_NOTHING),
+    "fact_types": ("world", "world, observation", *_NOTHING),
     "messages": (
         json.dumps(_MESSAGES),
         json.dumps(_MESSAGES, ensure_ascii=False),

@@ -223,12 +223,22 @@ async def test_a_redirect_is_not_followed_but_told(double: ServiceDouble, url: s
 # --- Somebody there, something broken: one line each, the rest goes on ---
 
 _Break = Callable[[ServiceDouble], object]
+
+
+def _down(double: ServiceDouble, reason: str) -> Canned:
+    parts = {"turns_log": double.log, "hindsight": {"ok": True}}
+    return Canned(503, {"status": "down", "reasons": [reason], "parts": parts})
+
+
 _FAULTS: list[tuple[str, str, _Break]] = [
     ("fail", "redis_down", lambda d: d.log.update(ok=False)),
     ("fail", "hindsight_down", lambda d: setattr(d, "hindsight_ok", False)),
     ("warn", "dead_letters", lambda d: d.log.update(dead_letters=3)),
     ("fail", "worker_dead", lambda d: d.log.update(worker=False)),
     ("fail", "worker_stuck", lambda d: d.log.update(overdue_s=500.0)),
+    ("fail", "queue_full", lambda d: d.canned.update({"/health/ready": _down(d, "queue_full")})),
+    ("fail", "not_durable", lambda d: d.canned.update({"/health/ready": _down(d, "not_durable")})),
+    ("fail", "tried_in_vain", lambda d: d.canned.update({"/health/ready": _down(d, "queue_stuck")})),
     ("fail", "failed", lambda d: d.canned.update({"/health/ready": Canned(500, {"error": {"code": "x"}})})),
     ("fail", "not_ours", lambda d: d.canned.update({"/dify/openapi.json": Canned(200, "<html>")})),
     ("fail", "document_bad", lambda d: d.canned.update({"/dify/openapi.json": Canned(200, {"info": {}})})),
@@ -243,6 +253,7 @@ _FAULTS: list[tuple[str, str, _Break]] = [
     ("fail", "failed", lambda d: d.canned.update({"/dify/knowledge/retrieval": Canned(503, {})})),
     ("fail", "storage_aof_off", lambda d: d.diagnosis["turns_redis"].update(append_only=False)),
     ("fail", "storage_evicts", lambda d: d.diagnosis["turns_redis"].update(eviction="allkeys-lru")),
+    ("fail", "storage_fsync_off", lambda d: d.diagnosis["turns_redis"].update(fsync="no")),
     ("warn", "storage_everysec", lambda d: d.diagnosis["turns_redis"].update(fsync="everysec")),
     ("warn", "storage_unknown", lambda d: d.diagnosis["turns_redis"].update(append_only=None)),
     ("fail", "redis_down", lambda d: d.diagnosis["turns_redis"].update(ok=False)),

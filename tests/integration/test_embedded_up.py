@@ -97,6 +97,19 @@ async def up(
         await one.end(signal.SIGTERM)
 
 
+async def command(data_dir: Path, *words: str) -> str:
+    """What `dify-memory` says with only the data directory set."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("MEMORY_")}
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "service.cli.main", *words),
+        stdout=asyncio.subprocess.PIPE,
+        env=env | {"MEMORY_DATA_DIR": str(data_dir)},
+    )
+    said, _ = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode == 0
+    return said.decode().strip()
+
+
 def processes_of(data_dir: Path) -> list[str]:
     """Live processes that have to do with a data directory."""
     found = []
@@ -152,7 +165,15 @@ async def test_up_tells_serves_keeps_and_leaves_nothing(data_dir: Path, hindsigh
         for private in ("connection.json", "secrets.json", "up.lock", "logs/up.log", "logs/api.log"):
             assert mode(data_dir / private) == 0o600, private
         on_disk = json.loads((data_dir / "connection.json").read_text("utf-8"))
-        assert sorted(on_disk) == ["api_key", "cache_redis_url", "hindsight_url", "pids", "redis_url", "url"]
+        assert sorted(on_disk) == [
+            "api_key",
+            "cache_redis_url",
+            "hindsight_url",
+            "pids",
+            "redis_url",
+            "token_keys",
+            "url",
+        ]
         for needed in (
             connection.url,
             f"{connection.url}/dify/openapi.json",
@@ -172,6 +193,13 @@ async def test_up_tells_serves_keeps_and_leaves_nothing(data_dir: Path, hindsigh
             ).status_code == 401
             found = await client.post("/memory/recall", data={"user_id": "u", "query": "q"}, headers=key)
             assert found.status_code == 200
+            # Without a setting there are links to people's own pages, and they lead to this stack.
+            made = await command(data_dir, "link", "anne")
+            assert made.startswith(f"{connection.url}/me?token=")
+            assert (await client.get(made)).status_code == 200
+            assert (await client.get(f"{made}x")).status_code == 401
+            assert len((await command(data_dir, "token", "anne")).split(".")) == 3
+        assert connection.token_keys not in one.said
         async with redis.asyncio.Redis.from_url(connection.redis_url) as store:
             await store.set("kept", "yes")
 
@@ -192,6 +220,7 @@ async def test_up_tells_serves_keeps_and_leaves_nothing(data_dir: Path, hindsigh
         kept = read_connection(data_dir)
         assert kept is not None
         assert kept.api_key == connection.api_key
+        assert kept.token_keys == connection.token_keys
         async with redis.asyncio.Redis.from_url(kept.redis_url) as store:
             assert await store.get("kept") == b"yes"
         # The terminal was closed.

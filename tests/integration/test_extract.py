@@ -12,8 +12,8 @@ from service import keyspace
 from service.adapters.cache import RecallCache
 from service.adapters.hindsight import HindsightAdapter
 from service.adapters.turns import Job, NewTurn, TurnsLog
-from service.memory.extract import open_extractor
-from service.memory.policies import policy_of
+from service.memory.extractors import open_extractors
+from service.memory.policies import Policies
 from service.memory.store import StoreOptions, Storer
 from service.metrics import Metrics
 from service.policy.bank_config import bank_config
@@ -24,7 +24,7 @@ from tests.fakes.hindsight import HindsightStandIn
 from tests.fakes.hindsight_store import Fact, Json, Memory
 from tests.fakes.llm import FakeLlm, Mode, Scripted
 from tests.integration.conftest import run_api, settings_for
-from tests.support import RedisServer, serve
+from tests.support import RedisServer, serve, wait_until
 from tests.turns_log import add_turn, look, pass_time, without_ttl
 
 pytestmark = [
@@ -97,22 +97,23 @@ async def scene_with(
         "llm_model": "openai/fake-model",
         "llm_api_key": "key-of-tests",
         "llm_base_url": f"{llm_url}/v1",
-        "llm_timeout_s": 2,
+        # The first call of a process loads what litellm has of the provider: seconds on a busy machine.
+        "llm_timeout_s": 5,
         "extraction_max_tries": 3,
         **changes,
     }
     settings = settings_for(redis_server.url, stand_in.url, **fields)
-    policy, metrics = policy_of(settings).keep, Metrics()
+    policies, metrics = Policies.from_settings(settings), Metrics()
+    mode = settings.extraction_mode
+    config, configs = bank_config(mode, policies.file.default.keep), policies.bank_configs(mode)
     async with AsyncExitStack() as stack:
         redis = await stack.enter_async_context(Redis.from_url(redis_server.url, decode_responses=True))
         log = await stack.enter_async_context(TurnsLog.from_settings(settings))
         cache = await stack.enter_async_context(RecallCache.from_settings(settings))
-        hindsight = await stack.enter_async_context(
-            HindsightAdapter.from_settings(settings, bank_config(settings.extraction_mode, policy))
-        )
-        extractor = await open_extractor(stack, settings, policy, log, hindsight, metrics)
+        hindsight = await stack.enter_async_context(HindsightAdapter.from_settings(settings, config, configs))
+        extractors = await open_extractors(stack, settings, policies, log, hindsight, metrics)
         options = StoreOptions(settings.max_attempts, settings.job_ttl_s)
-        storer = Storer(log, cache, hindsight, metrics, options, extractor)
+        storer = Storer(log, cache, hindsight, metrics, options, extractors)
         yield Scene(settings, stand_in, llm, redis, log, storer, metrics)
 
 
@@ -335,10 +336,12 @@ async def test_a_model_that_fails_leaves_the_batch_waiting(scene: Scene, mode: M
     assert "LLM" in job.reason
     assert "杭州" not in job.reason
     scene.llm.reset()
-    if mode == "429":  # it has asked for a second's pause
-        scene.storer._extractor._llm._pauses.clear()  # type: ignore[union-attr]
-    await scene.work()
-    assert (await scene.job(job_id)).status == "done"
+
+    async def is_done() -> bool:  # after 429 it has asked for a second's pause
+        await scene.work()
+        return (await scene.job(job_id)).status == "done"
+
+    await wait_until(is_done, "the model is asked again")
     assert "用户在杭州做后端" in scene.texts
 
 

@@ -162,3 +162,64 @@ async def test_nothing_of_it_is_logged(
     for text in (caplog.text, said.out, said.err):
         assert "marigold" not in text
         assert "key-of-tests" not in text
+
+
+async def test_a_model_of_another_provider_gets_neither_key_nor_url(
+    fake: tuple[FakeLlm, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """litellm then takes what the provider's own variables say."""
+    model, url = fake
+    monkeypatch.setenv("DEEPSEEK_API_KEY", "another-key")
+    monkeypatch.setenv("DEEPSEEK_API_BASE", f"{url}/")
+    async with adapter("http://127.0.0.1:1/v1", "openai/fake-model", "deepseek/deepseek-chat") as llm:
+        assert (await llm.complete(MESSAGES, SCHEMA, name="test")).model == "deepseek/deepseek-chat"
+    assert [call["authorization"] for call in model.calls] == ["Bearer another-key"]
+
+
+async def test_a_model_of_the_same_provider_gets_both(fake: tuple[FakeLlm, str]) -> None:
+    model, url = fake
+    model.behave("500", times=1)
+    async with adapter(url, "openai/fake-model", "gpt-4o-mini") as llm:
+        assert (await llm.complete(MESSAGES, SCHEMA, name="test")).model == "gpt-4o-mini"
+    assert [call["authorization"] for call in model.calls] == ["Bearer key-of-tests"] * 2
+
+
+async def test_a_model_whose_provider_nobody_knows_is_the_operators_to_mend(
+    fake: tuple[FakeLlm, str],
+) -> None:
+    """litellm answers 400, as a provider does to a text it refuses: a slip would give up every turn."""
+    model, url = fake
+    async with adapter(url, "opneai-gpt-4o-mini") as llm:
+        assert isinstance(await failure(llm), LlmMisconfigured)
+    assert model.calls == []
+
+
+async def test_a_refusal_is_the_texts_fault_only_if_the_model_takes_a_harmless_one(
+    fake: tuple[FakeLlm, str],
+) -> None:
+    model, url = fake
+    async with adapter(url) as llm:
+        model.behave("400")  # as to a parameter that it does not know
+        assert isinstance(await failure(llm), LlmMisconfigured)
+        assert isinstance(await failure(llm), LlmMisconfigured)
+        # It was asked once whether it takes a harmless one, without a word of the text.
+        assert len(model.calls) == 3
+        assert "marigold" not in str(model.calls[1])
+        for asked in model.calls[:2]:
+            assert {k: v for k, v in asked["request"].items() if k != "messages"} == {
+                k: v for k, v in model.calls[0]["request"].items() if k != "messages"
+            }
+    model.behave("ok")
+    async with adapter(url) as llm:
+        for _ in range(2):
+            model.behave("400", times=1)
+            assert isinstance(await failure(llm), LlmRejected)
+    assert len(model.calls) == 3 + 3
+
+
+async def test_a_pause_that_comes_of_the_harmless_question_counts(fake: tuple[FakeLlm, str]) -> None:
+    model, url = fake
+    async with adapter(url) as llm:
+        model.behave("400", times=1)
+        model.behave("429", times=1)
+        assert isinstance(await failure(llm), LlmUnavailable)

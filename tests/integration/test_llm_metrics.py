@@ -4,11 +4,12 @@ import json
 from typing import Any
 
 import pytest
+from service import keyspace
 from service.metrics import Metrics
 from service.scope import bank_of
 
 from tests.fakes.hindsight_store import Fact
-from tests.fakes.llm import FakeLlm, Mode, Scripted
+from tests.fakes.llm import Control, FakeLlm, Mode, Scripted
 from tests.integration.test_extract import USER, Scene, llm, scene, scene_with
 from tests.support import RedisServer
 
@@ -43,6 +44,10 @@ def tokens(scene: Scene) -> dict[str, float]:
 
 def facts(scene: Scene) -> dict[str, float]:
     return counted(scene.metrics, "memory_facts_total")
+
+
+async def dead(scene: Scene) -> int:
+    return int(await scene.redis.hlen(keyspace.DEAD))  # type: ignore[misc]
 
 
 async def spent(scene: Scene) -> dict[str, int]:
@@ -184,6 +189,51 @@ async def test_a_day_s_dollars_end_the_questions_until_the_next_day(
         assert poor.texts == ["用户在杭州做后端", "用户喜欢咖啡"]
         assert poor.asked == 2
         assert calls(poor) == {"ok": 2, "llm_budget_spent": 2}
+
+
+async def test_days_without_a_budget_are_no_failed_tries(
+    scene: Scene, redis_server: RedisServer, llm: tuple[FakeLlm, str]
+) -> None:
+    # Three failed tries would give the turn up.
+    limits: dict[str, Any] = {"llm_daily_tokens": 1, "extraction_fallback": "dead_letter"}
+    async with scene_with(redis_server, scene.stand_in, *llm, **limits) as poor:
+        assert (await poor.tell("我在杭州做后端")).status == "done"
+        waiting = await poor.add("我喜欢咖啡")
+        await poor.work(6)
+        assert (await poor.job(waiting)).status == "waiting"
+        assert await dead(poor) == 0
+        await poor.redis.delete(*[key async for key in poor.redis.scan_iter(match="mem:spent:*")])
+        poor.llm.behave("500", kind="memories", times=1)
+        await poor.work()
+        assert (await poor.job(waiting)).status == "waiting"
+        await poor.work()
+        assert (await poor.job(waiting)).status == "done"
+        assert poor.texts == ["用户在杭州做后端", "用户喜欢咖啡"]
+
+
+async def test_a_spent_budget_may_leave_words_as_they_are_instead(
+    scene: Scene, redis_server: RedisServer, llm: tuple[FakeLlm, str]
+) -> None:
+    limits: dict[str, Any] = {"llm_daily_tokens": 1, "extraction_over_budget": "none"}
+    async with scene_with(redis_server, scene.stand_in, *llm, **limits) as poor:
+        assert (await poor.tell("我在杭州做后端")).status == "done"
+        assert (await poor.tell("我喜欢咖啡")).status == "done"
+        assert poor.texts == ["用户在杭州做后端", "用户：我喜欢咖啡"]
+        assert calls(poor) == {"ok": 1, "llm_budget_spent": 1}
+
+
+async def test_a_pause_that_a_model_asks_for_is_no_failed_try(
+    scene: Scene, redis_server: RedisServer, llm: tuple[FakeLlm, str]
+) -> None:
+    async with scene_with(redis_server, scene.stand_in, *llm, extraction_fallback="dead_letter") as patient:
+        await patient.tell("嗯，我喜欢茶")
+        patient.llm.controls.append(Control(mode="429", times=1, kind="memories", retry_after="600"))
+        waiting = await patient.add("我在杭州做后端")
+        await patient.work(6)
+        assert (await patient.job(waiting)).status == "waiting"
+        assert await dead(patient) == 0
+        assert calls(patient) == {"ok": 1, "llm_unavailable": 1, "llm_paused": 5}
+        assert patient.asked == 2
 
 
 async def test_all_workers_share_a_day_s_dollars(

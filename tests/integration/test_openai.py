@@ -95,7 +95,8 @@ async def test_the_wire_is_events_that_end_with_done(world: World) -> None:
     events = reply.text.split("\n\n")
     assert events[-1] == ""
     assert events[-2] == "data: [DONE]"
-    for event in events[:-2]:
+    assert events[-3].startswith(": memory "), "a comment"
+    for event in events[:-3]:
         assert json.loads(event.removeprefix("data: "))["object"] == "chat.completion.chunk"
 
 

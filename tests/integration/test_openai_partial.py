@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 from service.schemas import MAX_METADATA
-from service.scope import bank_of
 
 from tests.integration.chat_world import World, chat_world, said
 from tests.support import RedisServer, wait_until
@@ -15,8 +14,10 @@ MOST = {f"name{number}": "value" for number in range(MAX_METADATA)}
 
 
 async def stored_metadata(world: World) -> list[Any]:
-    """What came with the turns that Hindsight was given."""
+    """What came with Ana's turns that Hindsight was given; nothing before it has stored one."""
     await world.settle()
+    if not world.stored("ana"):
+        return []
     return [
         item["metadata"] for sent in world.hindsight.requests_for("retain") for item in sent.body["items"]
     ]
@@ -34,7 +35,6 @@ async def test_a_turn_that_was_cut_off_keeps_its_metadata_and_says_so(
         assert "[DONE]" not in reply.text
         found = await wait_until(lambda: stored_metadata(world), "the partial turn is stored")
         assert found == [{**metadata, "partial": "true"}]
-        assert world.hindsight.banks[bank_of("default", "ana")].documents
 
 
 async def test_a_whole_turn_keeps_its_metadata_and_one_too_many_is_refused(redis_server: RedisServer) -> None:

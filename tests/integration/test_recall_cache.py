@@ -124,6 +124,8 @@ CHANGES: list[dict[str, str]] = [
     {"max_total_chars": "300"},
     {"kinds": "preference"},
     {"kinds": "preference,fact"},
+    {"fact_types": "world"},
+    {"fact_types": "world,observation"},
     {"min_score": "0.3"},
     {"budget": "high"},
     {"tags": "a"},
@@ -198,6 +200,7 @@ async def test_a_floor_that_is_asked_for_is_another_question(settings: Settings,
     ("one", "other"),
     [
         ({"kinds": "a,b"}, {"kinds": " b ， a,a"}),
+        ({"fact_types": "world,experience"}, {"fact_types": " experience ， world,world"}),
         ({"tags": "x,y", "tags_match": "any"}, {"tags": "y, x", "tags_match": " ANY"}),
     ],
 )

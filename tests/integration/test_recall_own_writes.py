@@ -143,8 +143,9 @@ async def test_tags_are_respected(api: Api, user: str) -> None:
     assert await names(tags="work,travel") == ["Anna"]
     assert await names(tags="work,travel", tags_match="any") == ["Anna", "Berthold"]
     assert await names(tags="none of them") == []
-    # Nobody knows yet of which kind a turn is.
+    # Nobody knows yet of which kind or type a turn is.
     assert await names(kinds="preference") == []
+    assert await names(fact_types="world") == []
 
 
 async def test_ranked_by_shared_words_then_by_age(api: Api, user: str) -> None:

@@ -7,6 +7,7 @@ and 3 in test_api_identity, 4 to 7, the parts of 8 and 16 in test_api_turns.
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from time import time
 from typing import Any
 
 import pytest
@@ -180,6 +181,9 @@ async def test_row_14_a_batch_that_hindsight_never_ends_is_seen(
             assert ready["parts"]["turns_log"]["oldest_batch_s"] >= seconds
             return str(ready["status"])
 
+        assert await status_after(800) == "ok"
+        assert await status_after(1000) == "down"  # nothing was stored since
+        await redis.set(keyspace.LAST_STORED, str(int(time() * 1000)), ex=60)
         assert await status_after(1700) == "ok"
         assert await status_after(1900) == "degraded"
         stand_in.release_operations()

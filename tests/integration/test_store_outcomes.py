@@ -16,7 +16,7 @@ from tests.fakes.hindsight import HindsightStandIn
 from tests.fakes.hindsight_store import Json, Operation, Refused, Store
 from tests.integration.conftest import Workshop, open_workshop, settings_for
 from tests.support import RedisServer, wait_until
-from tests.turns_log import add_turn, look, pass_time, without_ttl
+from tests.turns_log import add_turn, grow_old, look, pass_time, without_ttl
 
 pytestmark = pytest.mark.anyio
 MAX_ATTEMPTS = 3
@@ -231,15 +231,7 @@ async def test_a_server_error_with_a_healthy_hindsight_counts(scene: Scene) -> N
 
 async def test_a_queue_that_is_a_day_old_is_stored_with_the_time_of_each_turn(scene: Scene) -> None:
     await scene.add("yesterday")
-    day_ms = 86_400_000
-    for key in (keyspace.turns(scene.bank), keyspace.conversations(scene.bank)):
-        fields: dict[str, str] = await scene.redis.hgetall(key)  # type: ignore[misc]
-        for name, value in fields.items():
-            separator = "\n" if key.startswith("mem:turns") else " "
-            parts = value.split(separator)
-            for place in (1,) if separator == "\n" else (0, 1):
-                parts[place] = str(int(parts[place]) - day_ms)
-            await scene.redis.hset(key, name, separator.join(parts))  # type: ignore[misc]
+    await grow_old(scene.redis, scene.bank, 86_400_000)
     async for key in scene.redis.scan_iter(match="arq:*"):
         await scene.redis.delete(key)  # arq has forgotten its jobs long ago
     accepted_ms = (await scene.workshop.log.pending(scene.bank))[0].accepted_ms

@@ -3,6 +3,8 @@
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from service.policy.chat_messages import (
     AnswerSoFar,
     is_chat,
@@ -146,3 +148,38 @@ def test_an_answer_is_put_together_again() -> None:
     function = {"name": "look", "arguments": '{"a": 1}'}
     assert answer.message == {"content": "Hello", "tool_calls": [{"function": function}]}
     assert answer.finish_reason == "stop"
+
+
+def test_the_call_of_a_function_is_put_together_again() -> None:
+    answer = AnswerSoFar()
+    for part in ({"name": "look", "arguments": ""}, {"arguments": '{"a"'}, {"arguments": ": 1}"}):
+        answer.take({"choices": [{"index": 0, "delta": {"content": None, "function_call": part}}]})
+    answer.take({"choices": [{"index": 0, "delta": {}, "finish_reason": "function_call"}]})
+    function = {"name": "look", "arguments": '{"a": 1}'}
+    assert answer.message == {"content": "", "function_call": function}
+    assert answer.finish_reason == "function_call"
+    assert turn_of([user("q")], answer.message)[-1]["content"] == '[look({"a": 1})]'
+
+
+FIELDS = (
+    "index", "delta", "content", "text", "finish_reason", "tool_calls", "function", "function_call", "name",
+    "arguments",
+)  # fmt: skip
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 2) | st.floats() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(FIELDS), inner, max_size=5),
+    max_leaves=12,
+)
+
+
+@given(st.lists(st.lists(JSON, max_size=3) | JSON, max_size=4))
+def test_chunks_of_any_shape_are_read_as_far_as_they_can_be(odd: list[Any]) -> None:
+    answer = AnswerSoFar()
+    for choices in odd:
+        answer.take({"choices": choices})
+        answer.take({"choices": [{"index": 0, "delta": choices}]})
+    answer.take({})
+    answer.take({"choices": [{"index": 0, "delta": {"content": "the end"}, "finish_reason": "stop"}]})
+    assert answer.message["content"].endswith("the end")
+    assert answer.finish_reason == "stop"
+    assert turn_of([user("q")], answer.message)[0] == user("q")

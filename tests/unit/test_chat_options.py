@@ -81,6 +81,23 @@ def test_options_become_a_recall() -> None:
     assert len(read().recall_request("x" * 2_000_000, 1).query) == 100_000
 
 
+def test_types_and_tags_of_a_recall_and_of_the_turn() -> None:
+    options = read({"fact_types": ["world", "observation"], "tags": ["a", "b"], "store_tags": "c"})
+    assert options.recall_request("q", 1).fact_type_list == ("world", "observation")
+    assert options.recall_request("q", 1).tag_list == ("a", "b")
+    assert options.tags_of_turn == "c"
+    reflect = read({"kinds": "k", "fact_types": "world", "tags": "a", "tags_match": "any"}).reflect_request(
+        "q"
+    )
+    assert (reflect.kind_list, reflect.fact_type_list, reflect.tag_list) == (("k",), ("world",), ("a",))
+    assert reflect.tags_match == "any"
+    assert read({"tags": "a"}).tags_of_turn == "a"
+    assert read({"tags": "a", "store_tags": ""}).tags_of_turn == ""
+    assert read().tags_of_turn == ""
+    with pytest.raises(InvalidRequest, match="fact_types"):
+        read({"fact_types": "opinion"}).recall_request("q", 1)
+
+
 def test_tokens_are_characters_by_language() -> None:
     assert read({"max_tokens": 10}).recall_request("where", 1).max_total_chars == 40
     assert read({"max_tokens": 10}).recall_request("我住在哪里", 1).max_total_chars == 10
@@ -94,6 +111,23 @@ def test_options_become_a_reflection() -> None:
     assert request.schema_object == schema
     with pytest.raises(InvalidRequest):
         read({"response_schema": {"type": "array"}}).reflect_request("q")
+
+
+@pytest.mark.parametrize(
+    ("said", "query", "expected"),
+    [
+        ({}, "Where?", None),
+        ({"max_tokens": 10}, "Where?", 40),
+        ({"max_tokens": 10}, "我住在哪里？", 10),
+        ({"max_tokens": 10, "max_chars": 30}, "Where?", 30),
+        ({"max_chars": 50}, "Where?", 50),
+        ({"max_tokens": 100_000}, "Where?", 100_000),
+    ],
+)
+def test_what_reflect_says_has_the_limits_of_the_memories(
+    said: dict[str, Any], query: str, expected: int | None
+) -> None:
+    assert read(said).most_chars(query) == expected
 
 
 def test_models_are_excluded_by_globs() -> None:

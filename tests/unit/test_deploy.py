@@ -1,5 +1,6 @@
 """The files under `deploy/` fit the service, each other and what they promise."""
 
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,13 @@ from service.embedded import embeddings, hindsight
 from service.embedded.data_dir import DataDir
 from service.settings import Settings
 
-from tests.deployment import CHART, DEPLOY, ROOT, chart_documents, compose, texts
+from tests.deployment import CHART, DEPLOY, ROOT, chart_documents, compose, most, texts
 
 SERVICES: dict[str, dict[str, Any]] = compose()["services"]
 OURS = ("memory-api", "memory-worker")
 COMMANDS = main.list_commands(click.Context(main))
+# Most seconds that the API takes to leave: it drains, what is in hand gets its time, what is cut a moment.
+LEAVES_S = most("drain_s") + Settings.model_fields["in_flight_s"].default + 10
 # Where the address of something differs between one machine and Compose, or a key is the operator's.
 PLACES = {
     "HINDSIGHT_API_HOST",
@@ -95,8 +98,20 @@ def test_our_containers_write_nothing_and_run_a_command_that_exists(name: str) -
 
 def test_a_container_gets_more_time_to_stop_than_its_process_takes() -> None:
     seconds = {name: int(SERVICES[name]["stop_grace_period"].removesuffix("s")) for name in OURS}
-    assert seconds["memory-api"] > 15
+    assert seconds["memory-api"] > LEAVES_S
     assert seconds["memory-worker"] > 20
+
+
+def test_a_container_is_well_while_it_serves_whatever_is_common_to_all() -> None:
+    *_, probe = SERVICES["memory-api"]["healthcheck"]["test"]
+    assert probe == "ready?only=serving"
+
+
+def test_links_to_a_person_s_page_are_signed_and_files_that_settings_name_are_mounted() -> None:
+    assert SERVICES["memory-api"]["environment"]["MEMORY_TOKEN_KEYS"] == "${TOKEN_KEYS:?run make-env.sh}"
+    for name in OURS:
+        assert SERVICES[name]["volumes"] == ["./files:/etc/dify-memory:ro"]
+    assert "files/" in texts()[".gitignore"].splitlines()
 
 
 def test_accepted_turns_are_on_the_disk_and_never_evicted() -> None:
@@ -123,6 +138,18 @@ def test_hindsight_is_set_up_as_on_one_machine(tmp_path: Path) -> None:
         key: value for key, value in wanted.items() if key not in PLACES
     }
     assert set(wanted) <= set(here)
+
+
+@pytest.mark.parametrize(
+    "name", ["README.md", "README.zh.md", "compose.yaml", "compose.dify.yaml", "make-env.sh"]
+)
+def test_no_command_names_files_or_profiles_that_a_later_one_would_forget(name: str) -> None:
+    """They stand in `.env`: an `up` with one file less takes the API out of Dify's network."""
+    text = texts()[name]
+    assert not re.search(r"docker compose [^\n]*(-f |--file|--profile)", text)
+    assert "COMPOSE_FILE=compose.yaml:compose.dify.yaml" in text or name == "compose.yaml"
+    for listed in re.findall(r"COMPOSE_FILE=([\w.:-]+)", text):
+        assert all((DEPLOY / file).exists() for file in listed.split(":"))
 
 
 def test_the_dify_override_joins_nothing_but_the_api() -> None:
@@ -154,7 +181,7 @@ def test_what_the_dockerfile_copies_is_there_and_not_ignored() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "command"), [("dify-memory-api.service", "serve"), ("dify-memory-worker@.service", "worker")]
+    ("name", "command"), [("dify-memory-api@.service", "serve"), ("dify-memory-worker@.service", "worker")]
 )
 def test_a_unit_restarts_its_command_and_gives_it_no_rights(name: str, command: str) -> None:
     sections: dict[str, dict[str, str]] = {}
@@ -168,10 +195,12 @@ def test_a_unit_restarts_its_command_and_gives_it_no_rights(name: str, command: 
             values[key] = value
     service = sections["Service"]
     assert service["ExecStart"].endswith(f"/dify-memory {command}")
+    # Several processes of the API on one machine, each on the port it is named after.
+    assert ("MEMORY_PORT=%i" in service["ExecStart"]) == (command == "serve")
     assert command in COMMANDS
     assert service["EnvironmentFile"] == "/etc/dify-memory/memory.env"
     assert service["Restart"] == "always"
-    assert int(service["TimeoutStopSec"]) > (15 if command == "serve" else 20)
+    assert int(service["TimeoutStopSec"]) > (LEAVES_S if command == "serve" else 20)
     for key in ("NoNewPrivileges", "DynamicUser", "PrivateTmp", "PrivateDevices", "RestrictNamespaces"):
         assert service[key] == "yes"
     assert service["ProtectSystem"] == "strict"
@@ -181,15 +210,42 @@ def test_a_unit_restarts_its_command_and_gives_it_no_rights(name: str, command: 
 
 def test_the_proxies_let_pass_what_the_api_takes_and_stream_replies() -> None:
     limit = Settings.model_fields["max_body_bytes"].default
+    chat = Settings.model_fields["gateway_max_body_bytes"].default
     nginx, caddy = texts()["nginx/dify-memory.conf"], texts()["caddy/Caddyfile"]
-    assert f"client_max_body_size {limit};" in nginx
-    assert f"max_size {limit}\n" in caddy
+    assert re.findall(r"client_max_body_size (\d+);", nginx) == [str(limit), str(chat)]
     [stream] = re.findall(r"location /v1/ \{(.*?)\}", nginx, re.DOTALL)
+    assert f"client_max_body_size {chat};" in stream
     assert "proxy_buffering off;" in stream
-    assert re.search(r"handle /v1/\* \{\s+reverse_proxy [^}]*flush_interval -1", caddy)
-    for text in (nginx, caddy):
-        assert text.count("{") == text.count("}")
-        assert "HTTPS pass on port 443 only" in text
+    # A limit of the whole site would hold for chats as well: the smaller one wins.
+    blocks = dict(re.findall(r"^\thandle(?: (\S+))? \{\n(.*?)^\t\}", caddy, re.DOTALL | re.MULTILINE))
+    assert re.findall(r"max_size (\d+)", caddy) == [str(chat), str(limit)]
+    assert f"max_size {chat}\n" in blocks["/v1/*"]
+    assert re.search(r"reverse_proxy [^}]*flush_interval -1", blocks["/v1/*"])
+    assert f"max_size {limit}\n" in blocks[""]
+
+
+@pytest.mark.parametrize("name", ["nginx/dify-memory.conf", "caddy/Caddyfile"])
+def test_a_proxy_s_file_is_whole_and_names_dify_s_port(name: str) -> None:
+    text = texts()[name]
+    assert text.count("{") == text.count("}")
+    assert "HTTPS pass on port 443 only" in text
+
+
+def test_whatever_spreads_requests_asks_only_whether_a_process_serves() -> None:
+    """Redis and the queue are common to all: red for them, all would be taken out."""
+    for name in ("nginx/dify-memory.conf", "caddy/Caddyfile"):
+        asked = re.findall(r"/health/ready\S*", texts()[name])
+        assert asked
+        assert {address.rstrip(".") for address in asked} == {"/health/ready?only=serving"}
+    for name in ("README.md", "README.zh.md"):
+        assert "GET /health/ready?only=serving" in texts()[name]
+
+
+def test_proxies_and_ingress_are_told_of_both_limits() -> None:
+    for name in ("README.md", "README.zh.md"):
+        text = texts()[name]
+        assert text.count("MEMORY_GATEWAY_MAX_BODY_BYTES") >= 2
+        assert "proxy-body-size: 16m" in text
 
 
 def test_the_ingress_leads_to_every_route_that_is_not_for_machines_inside() -> None:
@@ -202,3 +258,29 @@ def test_the_ingress_leads_to_every_route_that_is_not_for_machines_inside() -> N
     missing = {path for path in routes if not any(path == p or path.startswith(f"{p}/") for p in prefixes)}
     assert missing <= {"/metrics", "/hooks/hindsight"}
     assert chart_documents("ingress.yaml")
+
+
+def test_the_sizes_follow_from_their_formulas() -> None:
+    """1,000 recalls a second, 3 in 10 from the cache; 600 turns a second; a million users of 10 turns."""
+    r, h, t = 1000, 0.3, 600
+    api = [r * h * 0.0001, r * (1 - h) * 0.0042, t * 0.0007]
+    turns, answers = t * 1.1e3 / 1e9, r * (1 - h) * 3.3e3 / 1e9  # GB a second that they stay
+    cells = [
+        [f"{api[0]:.2f} "],
+        [f"{api[1]:.1f} "],
+        [f"{api[2]:.1f} "],
+        [f"{math.ceil(sum(api) / 0.6)}"],
+        [f"{math.ceil(t * 0.0086 / 0.6)} "],
+        [f"{200_000 * 1.2e3 / 1e9:.2f} GB", "200,000"],
+        [f"{round(turns * 7 * 86_400, -1):.0f} GB", f"{turns * 7200:.1f} GB"],
+        [f"{answers * 3600:.1f} GB", f"{answers * 300:.1f} GB"],
+        [f"{10 * 1e6 * 36e3 / 1e9:.0f} GB"],
+        [f"{r * (1 - h) * 0.06:.0f} "],
+    ]
+    for name in ("README.md", "README.zh.md"):
+        [table] = re.findall(r"r · h · 0\.0001.*?(?=\n\n)", texts()[name], re.DOTALL)
+        rows = [line.split("|")[-2] for line in table.splitlines()]
+        assert len(rows) == len(cells)
+        for row, wanted in zip(rows, cells, strict=True):
+            for part in wanted:
+                assert part in f"{row} ", row

@@ -5,12 +5,15 @@ import re
 import tomllib
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
+from service.adapters.redis_urls import SENTINEL_PORT
+from service.metrics import GAUGES
 from service.settings import Settings
 
-from tests.deployment import CHART, ROOT, chart_documents
+from tests.deployment import CHART, DEPLOY, ROOT, chart_documents, most
 
 TEMPLATES = sorted(path.name for path in (CHART / "templates").glob("*.yaml"))
 VALUES: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text("utf-8"))
@@ -57,6 +60,7 @@ def test_the_chart_makes_no_secret() -> None:
         "HorizontalPodAutoscaler",
         "Ingress",
         "NetworkPolicy",
+        "PodMonitor",
         "PodDisruptionBudget",
         "Service",
         "ServiceAccount",
@@ -108,15 +112,61 @@ def test_pods_have_no_rights_and_write_only_to_tmp(template: str) -> None:
 
 def test_pods_get_more_time_to_stop_than_their_processes_take() -> None:
     pause = int(_pod("api-deployment.yaml")["containers"][0]["lifecycle"]["preStop"]["exec"]["command"][1])
-    assert _pod("api-deployment.yaml")["terminationGracePeriodSeconds"] > pause + 15
+    # Whatever MEMORY_DRAIN_S is set to, in the Secret or elsewhere.
+    assert _pod("api-deployment.yaml")["terminationGracePeriodSeconds"] > pause + most("drain_s") + 15
     assert _pod("worker-deployment.yaml")["terminationGracePeriodSeconds"] > 20
 
 
 def test_a_redis_that_is_away_does_not_take_the_api_out_of_its_service() -> None:
     [container] = _pod("api-deployment.yaml")["containers"]
-    assert container["startupProbe"]["httpGet"]["path"] == "/health/ready"
-    assert container["readinessProbe"]["httpGet"]["path"] == "/health/live"
+    # Not all of it: a queue that stands still must not keep the pods from starting that are to mend it.
+    assert container["startupProbe"]["httpGet"]["path"] == "/health/ready?only=accepting"
+    assert container["readinessProbe"]["httpGet"]["path"] == "/health/ready?only=serving"
     assert container["livenessProbe"]["httpGet"]["path"] == "/health/live"
+
+
+def test_the_pods_may_reach_whatever_the_settings_name_by_their_usual_ports() -> None:
+    [rule] = VALUES["networkPolicy"]["egress"]
+    defaults = {Settings.model_fields[name].default for name in ("redis_url", "hindsight_url")}
+    usual = {urlsplit(url).port for url in defaults} | {SENTINEL_PORT, 443}
+    # OTLP over HTTP, as the setting's description says.
+    usual |= {
+        int(port)
+        for port in re.findall(r"port (\d+)", str(Settings.model_fields["otlp_endpoint"].description))
+    }
+    assert {port["port"] for port in rule["ports"]} == usual
+
+
+def test_every_secret_is_named_where_the_secret_is() -> None:
+    text = (CHART / "values.yaml").read_text("utf-8").split("existingSecret:")[0]
+    secret = {name for name, field in Settings.model_fields.items() if "SecretStr" in str(field.annotation)}
+    secret |= {name for name in Settings.model_fields if name.endswith("redis_url")}
+    assert {f"MEMORY_{name.upper()}" for name in secret} <= set(re.findall(r"MEMORY_[A-Z_]+", text))
+
+
+def test_files_that_settings_name_are_mounted_where_the_settings_look() -> None:
+    for template in DEPLOYMENTS:
+        pod = _pod(template)
+        [files] = [volume for volume in pod["volumes"] if volume["name"] == "files"]
+        kinds = {kind: value for source in files["projected"]["sources"] for kind, value in source.items()}
+        # The models' file may hold keys.
+        assert [item["path"] for item in kinds["configMap"]["items"]] == ["policy.yaml"]
+        assert [item["path"] for item in kinds["secret"]["items"]] == ["models.yaml"]
+        [mount] = [mount for mount in pod["containers"][0]["volumeMounts"] if mount["name"] == "files"]
+        assert mount["mountPath"] == "/etc/dify-memory"
+    settings = chart_documents("settings.yaml")[0]["data"]
+    assert settings["MEMORY_POLICY_FILE"] == "/etc/dify-memory/policy.yaml"
+    assert settings["MEMORY_GATEWAY_MODELS_FILE"] == "/etc/dify-memory/models.yaml"
+
+
+@pytest.mark.parametrize("name", ["README.md", "README.zh.md"])
+def test_the_adapter_s_rule_gives_the_autoscaler_its_metric(name: str) -> None:
+    [block] = re.findall(r"```yaml\n( +rules:\n.*?)```", (DEPLOY / name).read_text("utf-8"), re.DOTALL)
+    [rule] = yaml.safe_load(block)["rules"]["external"]
+    metric = VALUES["worker"]["autoscaling"]["externalMetric"]["name"]
+    assert rule["seriesQuery"].partition("{")[0] == rule["name"]["as"] == metric
+    # Each API pod tells of the one queue.
+    assert rule["metricsQuery"] == "max(<<.Series>>{<<.LabelMatchers>>})"
 
 
 def test_api_and_worker_scale_apart_by_cpu_or_an_external_metric() -> None:
@@ -125,6 +175,26 @@ def test_api_and_worker_scale_apart_by_cpu_or_an_external_metric() -> None:
     assert [metric["type"] for metric in scaler["spec"]["metrics"]] == ["External", "Resource"]
     for role in ("api", "worker"):
         assert VALUES[role]["autoscaling"]["externalMetric"]["enabled"] is False
+
+
+def test_the_worker_s_autoscaler_knows_the_age_of_the_queue_by_its_real_name() -> None:
+    metric = VALUES["worker"]["autoscaling"]["externalMetric"]
+    assert metric["name"] in GAUGES
+    assert float(metric["targetValue"]) > 0
+
+
+def test_prometheus_finds_both_roles_and_is_let_in() -> None:
+    [monitor] = chart_documents("pod-monitors.yaml")
+    assert monitor["spec"]["podMetricsEndpoints"][0]["path"] == "/metrics"
+    ports = {
+        template: [port["name"] for port in _pod(template)["containers"][0]["ports"]]
+        for template in DEPLOYMENTS
+    }
+    assert ports == {"api-deployment.yaml": ["http"], "worker-deployment.yaml": ["metrics"]}
+    policies = (CHART / "templates" / "network-policies.yaml").read_text("utf-8")
+    assert re.findall(r"port: ([a-z]+)", policies) == ["metrics", "http"]
+    named = {env["name"] for env in _pod("worker-deployment.yaml")["containers"][0]["env"]}
+    assert named == {"MEMORY_WORKER_METRICS_HOST", "MEMORY_WORKER_METRICS_PORT"}
 
 
 def test_chart_and_package_have_one_version() -> None:

@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from service.settings import Settings
 
 from tests.deployment import DEPLOY
 
@@ -199,12 +200,29 @@ def test_secrets_are_made_once_for_everything_that_compose_asks_for(tools: Tools
     optional = set(re.findall(r"\$\{(\w+):-", (DEPLOY / "compose.yaml").read_text("utf-8")))
     assert set(made) == asked
     # They become parts of URLs as they are, and no two are the same.
-    assert all(re.fullmatch(r"\w{48,}", value) for value in made.values())
+    assert all(re.fullmatch(r"(k1:)?\w{48,}", value) for value in made.values())
     assert len(set(made.values())) == len(made)
-    assert set(re.findall(r"^#(\w+)=", text, re.MULTILINE)) - {"DIFY_NETWORK"} == optional - {
+    for compose_itself in ("COMPOSE_FILE", "COMPOSE_PROFILES", "DIFY_NETWORK"):
+        optional.add(compose_itself)
+    assert set(re.findall(r"^#(\w+)=", text, re.MULTILINE)) == optional - {
         "DIFY_MEMORY_TAG",
         "HINDSIGHT_TAG",
     }
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert tools.run("make-env.sh", str(file)).returncode == 0
     assert file.read_text("utf-8") == text
+    # What it makes, the service takes.
+    made_keys = Settings.model_validate({"token_keys": made["TOKEN_KEYS"]}).token_secrets
+    assert made_keys == {"k1": made["TOKEN_KEYS"].removeprefix("k1:")}
+
+
+def test_a_file_made_by_an_older_version_gets_the_secret_it_lacks_and_keeps_the_others(
+    tools: Tools, tmp_path: Path
+) -> None:
+    file = tmp_path / ".env"
+    file.write_text("MEMORY_API_KEY=dm_1\nREDIS_PASSWORD=2", "utf-8")
+    for _ in range(2):
+        assert tools.run("make-env.sh", str(file)).returncode == 0
+    lines = file.read_text("utf-8").splitlines()
+    assert lines[:2] == ["MEMORY_API_KEY=dm_1", "REDIS_PASSWORD=2"]
+    assert len([line for line in lines if re.fullmatch(r"TOKEN_KEYS=k1:\w{48}", line)]) == 1

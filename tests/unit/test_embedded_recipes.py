@@ -16,7 +16,13 @@ from service.embedded.supervisor import ChildSpec, Supervisor
 from service.settings import Settings
 
 CONNECTION = Connection(
-    "http://127.0.0.1:8000", "dm_key", "unix:///x", "unix:///y", "http://127.0.0.1:1", {"api": 7}
+    url="http://127.0.0.1:8000",
+    api_key="dm_key",
+    token_keys="local:sign",
+    redis_url="unix:///x",
+    cache_redis_url="unix:///y",
+    hindsight_url="http://127.0.0.1:1",
+    pids={"api": 7},
 )
 
 
@@ -140,6 +146,7 @@ def test_a_connection_is_found_only_while_its_stack_lives(tmp_path: Path) -> Non
 
 def test_a_connection_shows_no_secret(tmp_path: Path) -> None:
     assert "dm_key" not in repr(CONNECTION)
+    assert "sign" not in repr(CONNECTION)
     with DataDir(tmp_path / "data") as data:
         (data.root / "connection.json").write_text('{"url": "x", "api_key": "dm_key"}')
         with pytest.raises(LocalStackError) as refusal:

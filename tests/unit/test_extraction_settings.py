@@ -4,16 +4,21 @@ from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
-from service.memory.policies import policy_of
+from service.memory.policies import Policies
 from service.policy.bank_config import bank_config
 from service.policy.kinds import DEFAULT_KINDS, KeepPolicy, Kind
 from service.policy.policy_mistakes import PolicyFileError
 from service.policy.redaction import RedactionPolicy
+from service.policy.tenant_policy import TenantPolicy
 from service.settings import Settings
 
 
 def settings(**fields: object) -> Settings:
     return Settings.model_validate(fields)
+
+
+def policy_of(of: Settings) -> TenantPolicy:
+    return Policies.from_settings(of).of(of.tenant)
 
 
 @pytest.mark.parametrize(
@@ -75,3 +80,9 @@ def test_a_bank_is_configured_for_who_extracts() -> None:
     assert (kinds["key"], kinds["tag"]) == ("memory_type", True)
     assert kinds["values"] == [{"value": "pets", "description": "Animals. 动物。"}]
     assert all(0 <= float(one["value"]) <= 1 for one in importance["values"])
+
+
+def test_words_that_may_not_be_kept_as_they_are_wait_for_a_budget() -> None:
+    assert settings(extraction_over_budget="none").extraction_over_budget == "none"
+    with pytest.raises(ValidationError, match="extraction_over_budget"):
+        settings(extraction_fallback="dead_letter", extraction_over_budget="none")

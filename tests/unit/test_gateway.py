@@ -42,6 +42,7 @@ print("litellm" in sys.modules, os.environ.get("LITELLM_LOCAL_MODEL_COST_MAP", "
 def test_litellm_is_loaded_for_a_model_alone_and_fetches_no_price_map(
     changes: dict[str, str], expected: str
 ) -> None:
+    # Importing hindsight-litellm fetches litellm's price map from the network.
     env = {name: value for name, value in os.environ.items() if not name.startswith(("LITELLM_", "MEMORY_"))}
     code = _LIVES.replace("CHANGES", repr(changes))
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, env=env)

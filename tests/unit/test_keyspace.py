@@ -16,7 +16,13 @@ MAKERS: list[Callable[..., str]] = [
 ]
 FIXED = [value for name, value in vars(keyspace).items() if name.isupper() and isinstance(value, str)]
 BANK = bank_of("default", "u")
-EXAMPLES: dict[str, Any] = {"bank": BANK, "job_id": JobId("0" * 32), "digest": "d" * 48, "question": "q" * 32}
+EXAMPLES: dict[str, Any] = {
+    "bank": BANK,
+    "job_id": JobId("0" * 32),
+    "digest": "d" * 48,
+    "question": "q" * 32,
+    "code": "llm_paused",
+}
 
 
 def made(maker: Callable[..., str], **changes: str) -> str:

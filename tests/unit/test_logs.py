@@ -47,6 +47,15 @@ def test_the_context_is_on_the_line_once_it_is_set(name: str) -> None:
         variable.reset(token)
 
 
+def test_the_trace_is_on_the_line_while_there_is_one() -> None:
+    assert "trace_id" not in line_of(record_of())
+    token = logs.traceparent.set("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
+    try:
+        assert line_of(record_of())["trace_id"] == "0af7651916cd43dd8448eb211c80319c"
+    finally:
+        logs.traceparent.reset(token)
+
+
 def test_of_an_exception_only_class_and_place_are_kept() -> None:
     try:
         int("the user's words")

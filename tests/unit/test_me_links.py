@@ -7,24 +7,29 @@ import jwt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from service.adapters.me_links import EndedLinks, MeLinks
+from service.adapters.me_links import EndedLinks, MeLinks, Visit
 from service.adapters.user_tokens import UserTokens
 from service.errors import InvalidRequest, LinkRefused, TokenRefused
 from service.memory.me import Me, request_of
-from service.policy.kinds import DEFAULT_KINDS, Kind
+from service.memory.policies import Policies
+from service.policy.kinds import DEFAULT_KINDS, KeepPolicy, Kind
 from service.policy.me_view import Done, View
+from service.policy.tenant_policy import PolicyFile, TenantPolicy
 from service.scope import bank_of
 from service.settings import Settings
 
 OLD, NEW = "old-secret-of-more-than-32-characters", "new-secret-of-more-than-32-characters"
 LINKS = MeLinks({"a": OLD})
 BANK = bank_of("acme", "alice@example.com")
+VISIT = Visit("acme", BANK, 0, 0, "")
 ZONE = Settings().zone
 
 
 def me(**settings: object) -> Me:
     made = Settings.model_validate({"token_keys": f"a:{OLD}"} | settings)
-    return Me.from_settings(made, EndedLinks.from_settings(made), (*DEFAULT_KINDS, Kind("noise", keep=False)))
+    keep = KeepPolicy((*DEFAULT_KINDS, Kind("noise", keep=False)))
+    policies = Policies(PolicyFile(TenantPolicy(keep), {}))
+    return Me.from_settings(made, EndedLinks.from_settings(made), policies)
 
 
 def test_a_link_opens_visits_that_know_whose_they_are_and_nothing_else() -> None:
@@ -122,15 +127,14 @@ def test_what_is_looked_at_is_kept_for_this_person_alone() -> None:
 )
 def test_a_view_that_cannot_be_is_refused(form: dict[str, object]) -> None:
     with pytest.raises(InvalidRequest):
-        me().view_in(form, View())
+        me().view_in(VISIT, form, View())
 
 
 def test_a_form_says_all_of_a_view_but_the_language() -> None:
     before = View("zh", "tea", "preference", "2026-01-31", has_superseded=True, cursor="c")
-    assert me().view_in({}, before) == View("zh")
-    assert me().view_in({"query": " bees ", "superseded": "yes", "kind": ["x"]}, View()) == View(
-        query="bees", has_superseded=True
-    )
+    assert me().view_in(VISIT, {}, before) == View("zh")
+    form = {"query": " bees ", "superseded": "yes", "kind": ["x"]}
+    assert me().view_in(VISIT, form, View()) == View(query="bees", has_superseded=True)
     ask = request_of(View(until="2026-01-31"), BANK, ZONE)
     assert ask.cursor
     assert request_of(View(query="null"), BANK, ZONE).query == "null"

@@ -37,6 +37,25 @@ def test_requests_are_counted_by_route_and_status_and_timed_by_route() -> None:
     assert found["memory_request_seconds_bucket", "/b", "0.5"] == 1
 
 
+def test_stored_turns_are_counted_and_timed() -> None:
+    metrics = Metrics()
+    metrics.note_stored([12.0, 4000.0, -0.5], 0.3)  # a clock that went back is no negative time
+    found = said(metrics)
+    assert found["memory_turns_total", "stored"] == metrics.stored_turns == 3
+    assert found["memory_queue_seconds_count",] == 3
+    assert found["memory_queue_seconds_sum",] == 4012
+    assert found["memory_queue_seconds_bucket", "15.0"] == 2
+    assert found["memory_retain_seconds_bucket", "0.25"] == 0
+    assert found["memory_retain_seconds_bucket", "0.5"] == 1
+
+
+def test_a_gauge_that_is_not_known_has_no_sample() -> None:
+    text = Metrics().exposition({"memory_workers": 2, "memory_dead_letters": None}).decode()
+    assert "memory_workers 2.0\n" in text
+    assert "# HELP memory_dead_letters How many" in text
+    assert "\nmemory_dead_letters" not in text
+
+
 def test_recalls_are_counted_by_outcome() -> None:
     metrics = Metrics()
     for outcome in ("hit", "miss", "hit"):

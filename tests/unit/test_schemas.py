@@ -31,6 +31,7 @@ def test_defaults_of_recall() -> None:
         "max_chars": 100,
         "max_total_chars": 0,
         "kinds": "",
+        "fact_types": "",
         "min_score": -1,
         "budget": "mid",
         "tags": "",
@@ -184,7 +185,7 @@ def test_user_id_and_query_must_be_there(least: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("value", [5, 5.5, True, [], ["u"], {}, {"a": "b"}])
-@pytest.mark.parametrize("name", ["user_id", "query", "kinds", "tags", "conversation_id"])
+@pytest.mark.parametrize("name", ["user_id", "query", "kinds", "fact_types", "tags", "conversation_id"])
 def test_a_text_of_another_type_is_refused(name: str, value: object) -> None:
     with pytest.raises(InvalidRequest, match=f"^The field {name} is not valid"):
         recall(**{name: value})
@@ -341,7 +342,7 @@ def reading(model: type[Request], data: dict[str, object]) -> str:
         if isinstance(request, AddRequest):
             _ = request.tag_list, request.said_at, request.metadata_map
         elif isinstance(request, RecallRequest):
-            _ = request.tag_list, request.kind_list
+            _ = request.tag_list, request.kind_list, request.fact_type_list
     except InvalidRequest as exc:
         return f"{exc!r} {exc.detail}"
     return ""

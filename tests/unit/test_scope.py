@@ -17,7 +17,10 @@ from service.scope import (
     document_of,
     holds_reference,
     is_absent,
+    is_bank_id,
+    is_tenant_mark,
     operation_of,
+    tenant_mark,
     turn_digest,
 )
 
@@ -55,7 +58,16 @@ LOOK_ALIKES = (
 
 
 def test_a_bank_id_is_one_that_hindsight_takes() -> None:
-    assert re.fullmatch(r"u-[0-9a-f]{48}", bank_of("default", "../用户 :😀" * 50))
+    bank = bank_of("default", "../用户 :😀" * 50)
+    assert re.fullmatch(r"u-[0-9a-f]{48}", bank)
+    assert is_bank_id(bank)
+
+
+@pytest.mark.parametrize(
+    "name", ["", "u-", "u-support-desk", f"u-{'0' * 47}", f"u-{'0' * 49}", f"u-{'A' * 48}", f"u-{'0' * 48}\n"]
+)
+def test_a_bank_id_that_only_looks_like_ours_is_somebody_elses(name: str) -> None:
+    assert not is_bank_id(name)
 
 
 def test_people_with_look_alike_ids_have_banks_of_their_own() -> None:
@@ -187,6 +199,14 @@ def test_an_optional_value_that_says_nothing_is_absent(value: str) -> None:
 @pytest.mark.parametrize("value", ["0", "nothing", "nullable", "{}", "{{", "a {{#b#}}"])
 def test_an_optional_value_that_says_something_is_not(value: str) -> None:
     assert not is_absent(value)
+
+
+@given(st.text(min_size=1, max_size=64), st.text(min_size=1, max_size=64))
+def test_a_bank_s_mark_stands_for_one_tenant_and_is_known_as_a_mark(one: str, other: str) -> None:
+    assert (tenant_mark(one) == tenant_mark(other)) is (one == other)
+    assert is_tenant_mark(tenant_mark(one))
+    # What Hindsight or an operator calls a bank is none.
+    assert not any(map(is_tenant_mark, (bank_of(one, other), one, f"tenant-{one}", f"{tenant_mark(one)}x")))
 
 
 def test_a_reference_inside_an_id_is_found() -> None:

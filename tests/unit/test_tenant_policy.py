@@ -1,13 +1,14 @@
 """The policy file: what it says, and every mistake with its line."""
 
 import contextlib
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from service.policy.kinds import DEFAULT_KINDS, KeepPolicy, Kind
 from service.policy.redaction import RedactionPolicy
-from service.policy.tenant_policy import Mistake, PolicyFileError, read_policy_file
+from service.policy.tenant_policy import Mistake, PolicyFileError, TenantPolicy, read_policy_file
 
 GOOD = """\
 version: 1
@@ -53,8 +54,32 @@ def test_a_file_is_read() -> None:
 
 
 def test_what_a_file_leaves_out_is_what_the_settings_say() -> None:
-    base = KeepPolicy((Kind("pets"),), 0.9)
-    assert read_policy_file("version: 1", base).of("x").keep == base
+    base = TenantPolicy(KeepPolicy((Kind("pets"),), 0.9), RedactionPolicy(), 7, 2.5, 1000)
+    assert read_policy_file("version: 1", base).of("x") == base
+    acme, b = "acme: {retention_days: 0, llm_daily_usd: 1}", "b: {llm_daily_tokens: 5_000}"
+    text = f"version: 1\ntenants:\n  {acme}\n  {b}"
+    found = read_policy_file(text, base)
+    assert found.of("acme") == replace(base, retention_days=0, llm_daily_usd=1.0)
+    assert found.of("b") == replace(base, llm_daily_tokens=5000)
+    assert found.of("x") == base
+
+
+@pytest.mark.parametrize(
+    ("all_days", "kind_days", "expiring", "is_for_ever"),
+    [
+        (90, 30, {"a": 30}, False),
+        (90, 90, {}, False),
+        (90, 365, {}, False),
+        (0, 365, {"a": 365}, False),
+        (0, None, {}, True),
+    ],
+)
+def test_a_kind_goes_sooner_than_the_rest_and_never_later(
+    all_days: int, kind_days: int | None, expiring: dict[str, int], is_for_ever: bool
+) -> None:
+    kinds = (Kind("a", retention_days=kind_days), Kind("b"), Kind("c", keep=False, retention_days=1))
+    policy = TenantPolicy(KeepPolicy(kinds), retention_days=all_days)
+    assert (policy.expiring, policy.keeps_for_ever) == (expiring, is_for_ever)
 
 
 @pytest.mark.parametrize(
@@ -85,6 +110,21 @@ def test_what_a_file_leaves_out_is_what_the_settings_say() -> None:
             5,
             "no orders",
         ),
+        ("version: 1\ndefault:\n  retention_days: -1", 3, "whole number from 0 to 36500"),
+        ("version: 1\ndefault:\n  retention_days: 30.5", 3, "whole number"),
+        ("version: 1\ndefault:\n  retention_days: false", 3, "whole number"),
+        ("version: 1\ndefault:\n  llm_daily_usd: .inf", 3, "number from 0"),
+        ("version: 1\ndefault:\n  llm_daily_usd: lots", 3, "number from 0"),
+        ("version: 1\ndefault:\n  llm_daily_tokens: 1.5", 3, "whole number"),
+        ("version: true", 1, "must be 1"),
+        ("version: 1.0", 1, "must be 1"),
+        ("version: '1'", 1, "must be 1"),
+        (f"version: 1\ntenants:\n  {'x' * 65}: {{}}", 3, "1 to 64 characters"),
+        ("version: 1\ntenants:\n  ' acme': {}", 3, "blank"),
+        ("version: 1\ntenants:\n  'acme\u3000': {}", 3, "blank"),
+        ("version: 1\ntenants:\n  ac\u200bme: {}", 3, "cannot be seen"),
+        ("version: 1\ntenants:\n  <<: {retention_days: 5}", 3, "merges"),
+        ("version: 1\ntenants:\n  a:\n    <<: {retention_days: 5}", 4, "merges"),
         ("version: 1\ndefault:\n  redaction: {phone: hide}", 3, "drop, mask, keep"),
         ("version: 1\ndefault:\n  redaction: {shoe_size: drop}", 3, "unknown field"),
         ("version: 1\ntenants:\n  a: 3", 3, "must be a mapping"),

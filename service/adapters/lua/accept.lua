@@ -2,7 +2,11 @@
 -- KEYS: seen, job, turns, conversations, batch, due, claims, number, dead, dead of the bank, waiting, forgotten,
 --       and the bank's write epoch if the cache is here, too
 -- ARGV: job id, seen TTL s, job TTL s, tenant, bank, conversation, quiet ms, max wait ms, max turns,
---       most that may wait of the bank, most of all, then document id and payload of each turn
+--       most that may wait of the bank, most of all, the time in ms from which on nobody waits for the answer,
+--       then document id and payload of each turn
+local now = now_ms()
+-- The caller has been told that it failed: what it does about that must not be overtaken by this.
+if now >= tonumber(ARGV[12]) then return {'late', ''} end
 local job_id, bank, conversation = ARGV[1], ARGV[5], ARGV[6]
 local known = redis.call('GET', KEYS[1])
 if known == job_id then return {'queued', known} end -- our own write, whose reply was lost
@@ -11,7 +15,7 @@ local function is_forgotten(job)
   if redis.call('EXISTS', KEYS[12]) == 0 then return false end
   local number, first = unpack(redis.call('HMGET', job, 'number', 'document'))
   local labels = {'all', conversation, first or 'all'}
-  for i = 12, #ARGV, 2 do labels[#labels + 1] = ARGV[i] end
+  for i = 13, #ARGV, 2 do labels[#labels + 1] = ARGV[i] end
   for _, label in ipairs(labels) do
     if (tonumber(redis.call('HGET', KEYS[12], label)) or 0) > (tonumber(number) or 0) then return true end
   end
@@ -19,7 +23,7 @@ local function is_forgotten(job)
 end
 if known and not is_forgotten(string.sub(KEYS[2], 1, -#job_id - 1) .. known) then return {'duplicate', known} end
 -- The mark may have expired while the turn still waits; storing it twice would lose a job.
-local waiting = redis.call('HGET', KEYS[3], ARGV[12])
+local waiting = redis.call('HGET', KEYS[3], ARGV[13])
 if waiting then
   local _, _, its_job = head_of(waiting)
   return {'duplicate', its_job}
@@ -27,14 +31,13 @@ end
 
 -- Later documents of the request may still wait when its first one was stored or forgotten.
 local fresh = {}
-for i = 12, #ARGV, 2 do
+for i = 13, #ARGV, 2 do
   if redis.call('HEXISTS', KEYS[3], ARGV[i]) == 0 then fresh[#fresh + 1] = i end
 end
 local added = #fresh
 if redis.call('HLEN', KEYS[3]) + added > tonumber(ARGV[10]) then return {'full', 'bank'} end
 if (tonumber(redis.call('GET', KEYS[11])) or 0) + added > tonumber(ARGV[11]) then return {'full', 'all'} end
 
-local now = now_ms()
 redis.call('SET', KEYS[1], job_id, 'EX', ARGV[2])
 redis.call('HSET', KEYS[2], 'status', 'queued', 'tenant', ARGV[4], 'bank', bank,
   'accepted_ms', now, 'left', added, 'kept', 0)
@@ -47,7 +50,7 @@ if before then
   first, _, count, listed[1] = waiting_of(before)
 end
 local number = redis.call('INCRBY', KEYS[8], added) - added
-redis.call('HSET', KEYS[2], 'number', number + 1, 'document', ARGV[12])
+redis.call('HSET', KEYS[2], 'number', number + 1, 'document', ARGV[13])
 for _, i in ipairs(fresh) do
   number = number + 1
   redis.call('HSET', KEYS[3], ARGV[i],

@@ -127,7 +127,6 @@ if batch[1] then
         'tries', 0, 'looks', 0, 'round', 0, 'solo', 0, 'processing_ms', 0)
       -- What a language model made of all of them together goes as well.
       redis.call('HDEL', KEYS[6], 'prepared')
-      redis.call('HDEL', KEYS[6], 'prepared')
     end
   end
 end

@@ -18,6 +18,9 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="also write the numbers down")
     parser.add_argument("--users", nargs="+", default=(), help="only these users [all]")
     arguments = parser.parse_args()
+    if arguments.write and arguments.users:
+        parser.error("--write is for all users: numbers of a few have the same names.")
+    this_run = report.Run()
 
     def tell(line: str) -> None:
         sys.stdout.write(line + "\n")
@@ -25,7 +28,7 @@ def main() -> None:
 
     found = asyncio.run(run(arguments.data_dir, tell, arguments.users))
     if arguments.write:
-        report.write(found, is_quick=False)
+        sys.stdout.write(report.write(found, this_run))
 
 
 main()

@@ -45,6 +45,9 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- if .root.Values.policyConfigMap }}
 MEMORY_POLICY_FILE: /etc/dify-memory/policy.yaml
 {{- end }}
+{{- if and .root.Values.modelsSecret (eq .role "api") }}
+MEMORY_GATEWAY_MODELS_FILE: /etc/dify-memory/models.yaml
+{{- end }}
 {{- end -}}
 
 {{/* What the pods of both roles share. Takes a dict of root and role. */}}
@@ -55,6 +58,11 @@ labels:
 annotations:
   checksum/settings: {{ include "dify-memory.settings" . | sha256sum }}
   dify-memory/secret-version: {{ .root.Values.secretVersion | quote }}
+  {{- if and .root.Values.monitoring.annotations (or (eq .role "api") .root.Values.worker.metricsPort) }}
+  prometheus.io/scrape: "true"
+  prometheus.io/path: /metrics
+  prometheus.io/port: {{ ternary "8000" (int .root.Values.worker.metricsPort | toString) (eq .role "api") | quote }}
+  {{- end }}
   {{- with (index .root.Values .role "podAnnotations") }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
@@ -86,10 +94,11 @@ volumes:
   - name: tmp
     emptyDir:
       sizeLimit: 64Mi
-  {{- if .root.Values.policyConfigMap }}
-  - name: policy
-    configMap:
-      name: {{ .root.Values.policyConfigMap }}
+  {{- if include "dify-memory.files" . }}
+  - name: files
+    projected:
+      sources:
+        {{- include "dify-memory.files" . | nindent 8 }}
   {{- end }}
 {{- with (index .root.Values .role "nodeSelector") }}
 nodeSelector:
@@ -102,6 +111,20 @@ tolerations:
 {{- with (index .root.Values .role "affinity") }}
 affinity:
   {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{/* Where the files that settings name come from; empty without any. Takes a dict of root and role. */}}
+{{- define "dify-memory.files" -}}
+{{- if .root.Values.policyConfigMap }}
+- configMap:
+    name: {{ .root.Values.policyConfigMap }}
+    items: [{key: policy.yaml, path: policy.yaml}]
+{{- end }}
+{{- if and .root.Values.modelsSecret (eq .role "api") }}
+- secret:
+    name: {{ .root.Values.modelsSecret }}
+    items: [{key: models.yaml, path: models.yaml}]
 {{- end }}
 {{- end -}}
 
@@ -121,8 +144,8 @@ envFrom:
 volumeMounts:
   - name: tmp
     mountPath: /tmp
-  {{- if .root.Values.policyConfigMap }}
-  - name: policy
+  {{- if include "dify-memory.files" . }}
+  - name: files
     mountPath: /etc/dify-memory
     readOnly: true
   {{- end }}

