@@ -100,7 +100,8 @@ def ask(command: Sequence[str], lock: Path) -> dict[str, Any]:
             report = json.loads(output.read_text("utf-8"))
         except (OSError, ValueError) as exc:
             last = (done.stderr.strip().splitlines() or ["no report"])[-1]
-            raise NotDone(last[:200]) from exc
+            # What went wrong, not where: its text names the index that was asked.
+            raise NotDone(last.partition(":")[0][:100]) from exc
     if not isinstance(report, dict) or not report.get("dependencies"):
         raise NotDone("a report about nothing")
     return report

@@ -38,7 +38,10 @@ _MOST_REPLACED_BY_ONE: Final = 3
 _MOST_REPLACED: Final = 10
 _LIST: Final = regex.compile(r'"(?:facts|memories)"\s*:\s*\[')
 _SILENT: Final = regex.compile(r"[^\p{L}\p{N}]++")
-_NUMBER: Final = regex.compile(r"\d{1,3}")
+# "2", "[2]", "#2", "memory 2": a number on its own. One out of an id that was made up is nobody's.
+_NUMBER: Final = regex.compile(
+    r"\W*(?:(?:memory|known|no|number|id|记忆|第)\W*)?(\d{1,3})\W*", regex.IGNORECASE
+)
 
 
 class UnusableAnswer(ValueError):
@@ -263,8 +266,8 @@ def _replaced(value: object, subject: Subject, known: Sequence[Known]) -> tuple[
     numbers: list[int] = []
     for one in values[:100]:
         if isinstance(one, str):
-            match = _NUMBER.search(one)
-            one = int(match[0]) if match else None  # noqa: PLW2901
+            match = _NUMBER.fullmatch(one[:40])
+            one = int(match[1]) if match else None  # noqa: PLW2901
         if isinstance(one, float) and one.is_integer():
             one = int(one)  # noqa: PLW2901
         if isinstance(one, int) and not isinstance(one, bool) and 1 <= one <= len(known):

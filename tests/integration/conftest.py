@@ -74,7 +74,7 @@ def settings_for(redis_url: str, hindsight_url: str, **changes: object) -> Setti
         "redis_url": redis_url,
         "hindsight_url": hindsight_url,
         "quiet_s": 0,
-        "retain_timeout_s": 1,
+        "retain_timeout_s": 2,
         "max_attempts": 3,
         "cache_patience_ms": 1000,
         **changes,

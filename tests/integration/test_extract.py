@@ -218,7 +218,11 @@ async def test_an_id_the_model_makes_up_replaces_nothing(scene: Scene) -> None:
     [memory] = scene.memories
     scene.llm.script.append(
         _scripted(
-            "茉莉", source="我种了茉莉", text="用户种了茉莉", action="supersede", replaces=[7, memory.id]
+            "茉莉",
+            source="我种了茉莉",
+            text="用户种了茉莉",
+            action="supersede",
+            replaces=[7, memory.id, "f0-1-c", "1a"],
         )
     )
     await scene.tell("我种了茉莉")
