@@ -33,7 +33,7 @@ NOT_YET: tuple[type[Exception], ...] = (
 )
 
 # Below the usual ephemeral range, so that no outgoing connection can take a port between choice and bind.
-_PORTS = range(20_000, 32_000)
+_PORTS = range(10_000, 20_000)
 _handed_out: set[int] = set()
 
 
