@@ -67,7 +67,9 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     folder = tmp_path_factory.mktemp("packages")
     wheel, sdist = _build(ROOT, folder / "wheel", "wheel"), _build(ROOT, folder / "sdist", "sdist")
     environment = folder / "environment"
+    # Like the Makefile: where pip trusts the system's certificates, uv has to as well.
     env = {"VIRTUAL_ENV": str(environment), "UV_PYTHON_DOWNLOADS": "never"}
+    env["UV_SYSTEM_CERTS"] = os.environ.get("UV_SYSTEM_CERTS", "1")
     _run(_uv(), "venv", "-q", "--python", sys.executable, str(environment), cwd=folder, **env)
     install = (_uv(), "pip", "install", "-q")
     _run(*install, "--require-hashes", "-r", str(ROOT / "requirements.txt"), cwd=folder, **env)
