@@ -119,6 +119,28 @@ def hindsight_url(stack: Stack) -> str:
     return stack.hindsight_url
 
 
+@asynccontextmanager
+async def running_llm(folder: Path) -> AsyncIterator[str]:
+    """A process with the deterministic fake language model; its URL, without /v1."""
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+
+    async def answers() -> bool:
+        async with httpx.AsyncClient() as client:
+            return (await client.get(f"{url}/v1/models")).status_code == 200
+
+    llm = ServerProcess(
+        [sys.executable, "-m", "tests.fakes.llm", "--port", str(port)],
+        log_path=folder / "llm.log",
+        is_ready=answers,
+    )
+    await llm.start()
+    try:
+        yield url
+    finally:
+        await llm.stop()
+
+
 @dataclass
 class LlmStack:
     """A stack whose Hindsight extracts with the fake language model at `llm_url` (without /v1)."""
@@ -136,27 +158,14 @@ class LlmStack:
 async def llm_stack(anyio_backend: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LlmStack]:
     """A stack with a language model (the deterministic fake one)."""
     folder = tmp_path_factory.mktemp("llm-stack")
-    port = free_port()
-    url = f"http://127.0.0.1:{port}"
-
-    async def answers() -> bool:
-        async with httpx.AsyncClient() as client:
-            return (await client.get(f"{url}/v1/models")).status_code == 200
-
-    llm = ServerProcess(
-        [sys.executable, "-m", "tests.fakes.llm", "--port", str(port)],
-        log_path=folder / "llm.log",
-        is_ready=answers,
-    )
-    await llm.start()
-    try:
-        async with running_stack(
+    async with (
+        running_llm(folder) as url,
+        running_stack(
             folder / "data",
             MEMORY_QUIET_S="0.5",
             MEMORY_LLM_MODEL="openai/fake-model",
             MEMORY_LLM_API_KEY="fake-key-0123456789",
             MEMORY_LLM_BASE_URL=f"{url}/v1",
-        ) as running:
-            yield LlmStack(running, url)
-    finally:
-        await llm.stop()
+        ) as running,
+    ):
+        yield LlmStack(running, url)

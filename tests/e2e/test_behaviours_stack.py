@@ -8,7 +8,6 @@ promised. The last test stops the stack and looks at its disk.
 import asyncio
 import contextlib
 import json
-import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +19,9 @@ from service.adapters.hindsight_facts import has_language_model
 from service.cli.main import main
 from service.scope import bank_of
 
-from tests.e2e.conftest import Stack, running_stack
+from tests.e2e.conftest import Stack, running_llm, running_stack
 from tests.e2e.test_stack import add, recalled
-from tests.support import ServerProcess, free_port, wait_until
+from tests.support import wait_until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.hindsight]
 
@@ -145,31 +144,18 @@ async def stack_of(folder: Path, mode: str) -> AsyncIterator[Stack]:
         async with running_stack(folder / "data", MEMORY_QUIET_S="0.2") as stack:
             yield stack
         return
-    port = free_port()
-    url = f"http://127.0.0.1:{port}"
-
-    async def answers() -> bool:
-        async with httpx.AsyncClient() as client:
-            return (await client.get(f"{url}/v1/models")).status_code == 200
-
-    llm = ServerProcess(
-        [sys.executable, "-m", "tests.fakes.llm", "--port", str(port)],
-        log_path=folder / "llm.log",
-        is_ready=answers,
-    )
-    await llm.start()
-    try:
-        async with running_stack(
+    async with (
+        running_llm(folder) as url,
+        running_stack(
             folder / "data",
             MEMORY_QUIET_S="0.2",
             MEMORY_EXTRACTION=mode,
             MEMORY_LLM_MODEL="openai/fake-model",
             MEMORY_LLM_API_KEY="fake-key-0123456789",
             MEMORY_LLM_BASE_URL=f"{url}/v1",
-        ) as stack:
-            yield stack
-    finally:
-        await llm.stop()
+        ) as stack,
+    ):
+        yield stack
 
 
 @pytest.fixture(scope="module", params=MODES)

@@ -1,18 +1,16 @@
 """The template whose model remembers, in Dify's engine against a whole stack: only the model is a fake."""
 
 import asyncio
-import sys
 from collections.abc import AsyncIterator
 
-import httpx
 import pytest
 from service.policy.dify_template import LANGUAGES, render
 from service.policy.dify_texts import Language
 
-from tests.e2e.conftest import Stack, running_stack
+from tests.e2e.conftest import Stack, running_llm, running_stack
 from tests.fakes.dify_engine import DifyEngine
 from tests.fakes.dify_openai import ProviderModel
-from tests.support import ServerProcess, free_port, wait_until
+from tests.support import wait_until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.hindsight]
 
@@ -26,31 +24,18 @@ FACTS: dict[Language, tuple[str, str, str]] = {
 async def chat_stack(anyio_backend: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
     """A stack with the fake language model behind `/v1`; turns are kept word for word."""
     folder = tmp_path_factory.mktemp("chat-stack")
-    port = free_port()
-    url = f"http://127.0.0.1:{port}"
-
-    async def answers() -> bool:
-        async with httpx.AsyncClient() as client:
-            return (await client.get(f"{url}/v1/models")).status_code == 200
-
-    llm = ServerProcess(
-        [sys.executable, "-m", "tests.fakes.llm", "--port", str(port)],
-        log_path=folder / "llm.log",
-        is_ready=answers,
-    )
-    await llm.start()
-    try:
-        async with running_stack(
+    async with (
+        running_llm(folder) as url,
+        running_stack(
             folder / "data",
             MEMORY_QUIET_S="0.5",
             MEMORY_RECALL_DEADLINE_MS="8000",
             MEMORY_GATEWAY_MODEL="openai/fake-model",
             MEMORY_GATEWAY_API_KEY="fake-key-0123456789",
             MEMORY_GATEWAY_BASE_URL=f"{url}/v1",
-        ) as running:
-            yield running
-    finally:
-        await llm.stop()
+        ) as running,
+    ):
+        yield running
 
 
 async def stored(stack: Stack, user: str) -> list[str]:

@@ -1,66 +1,51 @@
 """The model at `/v1` of a whole stack: two conversations by OpenAI's client, on the real Hindsight."""
 
-import sys
 from pathlib import Path
 
-import httpx
 import pytest
 from openai import AsyncOpenAI
 
-from tests.e2e.conftest import running_stack
-from tests.support import ServerProcess, free_port, wait_until
+from tests.e2e.conftest import running_llm, running_stack
+from tests.support import wait_until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.hindsight]
 
 
 async def test_a_new_conversation_knows_what_the_last_one_told(folder: Path) -> None:
-    port = free_port()
-    url = f"http://127.0.0.1:{port}"
-
-    async def answers() -> bool:
-        async with httpx.AsyncClient() as client:
-            return (await client.get(f"{url}/v1/models")).status_code == 200
-
-    llm = ServerProcess(
-        [sys.executable, "-m", "tests.fakes.llm", "--port", str(port)],
-        log_path=folder / "llm.log",
-        is_ready=answers,
-    )
-    await llm.start()
-    try:
-        async with running_stack(
+    async with (
+        running_llm(folder) as url,
+        running_stack(
             folder / "data",
             MEMORY_QUIET_S="0.5",
             MEMORY_GATEWAY_MODEL="openai/fake-model",
             MEMORY_GATEWAY_API_KEY="fake-key-0123456789",
             MEMORY_GATEWAY_BASE_URL=f"{url}/v1",
-        ) as stack:
-            connection = stack.connection
-            async with (
-                stack.client as ours,
-                AsyncOpenAI(api_key=connection.api_key, base_url=f"{connection.url}/v1") as client,
-            ):
-                told = await client.chat.completions.with_raw_response.create(
+        ) as stack,
+    ):
+        connection = stack.connection
+        async with (
+            stack.client as ours,
+            AsyncOpenAI(api_key=connection.api_key, base_url=f"{connection.url}/v1") as client,
+        ):
+            told = await client.chat.completions.with_raw_response.create(
+                model="memory",
+                messages=[{"role": "user", "content": "I live in Lisbon and work as a nurse."}],
+                user="ana",
+            )
+            job = told.headers["x-memory-job-id"]
+
+            async def is_done() -> bool:
+                reply = await ours.get(f"/memory/jobs/{job}", params={"wait_s": 10})
+                return bool(reply.json()["status"] == "done")
+
+            await wait_until(is_done, "the turn is stored", timeout_s=60)
+            for user, knows in (("ana", True), ("bob", False)):
+                stream = await client.chat.completions.create(
                     model="memory",
-                    messages=[{"role": "user", "content": "I live in Lisbon and work as a nurse."}],
-                    user="ana",
+                    messages=[{"role": "user", "content": "Where do I live?"}],
+                    user=user,
+                    stream=True,
+                    extra_body={"memory": {"timeout_ms": 10_000}},
                 )
-                job = told.headers["x-memory-job-id"]
-
-                async def is_done() -> bool:
-                    reply = await ours.get(f"/memory/jobs/{job}", params={"wait_s": 10})
-                    return bool(reply.json()["status"] == "done")
-
-                await wait_until(is_done, "the turn is stored", timeout_s=60)
-                for user, knows in (("ana", True), ("bob", False)):
-                    stream = await client.chat.completions.create(
-                        model="memory",
-                        messages=[{"role": "user", "content": "Where do I live?"}],
-                        user=user,
-                        stream=True,
-                        extra_body={"memory": {"timeout_ms": 10_000}},
-                    )
-                    pieces = [c.choices[0].delta.content or "" async for c in stream if c.choices]
-                    assert ("Lisbon" in "".join(pieces)) is knows
-    finally:
-        await llm.stop()
+                pieces = [c.choices[0].delta.content or "" async for c in stream if c.choices]
+                assert ("Lisbon" in "".join(pieces)) is knows
