@@ -1,13 +1,10 @@
 """Hindsight, through its own client: the only module that knows it.
 
 Two clients, because the client has one time-out for everything: a quick one for the recall path
-and a patient one for the worker. Both are bound to the event loop that opens them. Every call maps
-the vendor's errors: no answer, 408, 429, 499 and 5xx → `HindsightUnavailable`; other statuses and
-answers of another shape → `HindsightRejected`. `str()` of a vendor error holds the response body,
-so that it is never logged or passed on.
+and a patient one for the worker. Both are bound to the event loop that opens them. Every call raises
+`HindsightUnavailable` or `HindsightRejected` (see `hindsight_errors`).
 """
 
-import asyncio
 import contextlib
 import hashlib
 import json
@@ -18,14 +15,13 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Literal, Self, cast
 
-import aiohttp
 from circuitbreaker import CircuitBreaker
 from hindsight_client import Hindsight
-from hindsight_client_api.exceptions import ApiException, OpenApiException
+from hindsight_client_api.exceptions import ApiException
 from hindsight_client_api.models.bank_config_update import BankConfigUpdate
 from hindsight_client_api.models.recall_result import RecallResult
-from pydantic import ValidationError
 
+from service.adapters.hindsight_errors import vendor_errors
 from service.adapters.tracing import TracedCalls
 from service.errors import HindsightRejected, HindsightUnavailable
 from service.scope import BankId, DocumentId, OperationId, tenant_mark
@@ -359,36 +355,6 @@ class HindsightAdapter:
         """Prove that Hindsight and its database answer, or raise."""
         async with vendor_errors(timeout_s):
             await self._quick.monitoring.get_readiness(_request_timeout=timeout_s)
-
-
-@asynccontextmanager
-async def vendor_errors(timeout_s: float) -> AsyncIterator[None]:
-    """Cut the block off after `timeout_s` and map what the vendor's client raises to our errors."""
-    try:
-        async with asyncio.timeout(timeout_s):
-            yield
-    except ApiException as exc:
-        status = int(exc.status or 0)
-        if status in (408, 429, 499) or status >= 500:
-            raise HindsightUnavailable(
-                f"Hindsight answers {status}; try again soon.", retry_after_s=5, reached=status == 500
-            ) from exc
-        raise HindsightRejected(f"Hindsight refuses this with {status}.") from exc
-    except aiohttp.ClientResponseError as exc:  # bank create and config
-        if exc.status in (408, 429, 499) or exc.status >= 500:
-            raise HindsightUnavailable(
-                f"Hindsight answers {exc.status}; try again soon.", retry_after_s=5, reached=exc.status == 500
-            ) from exc
-        raise HindsightRejected(f"Hindsight refuses this with {exc.status}.") from exc
-    except (aiohttp.ClientError, OSError, TimeoutError) as exc:
-        raise HindsightUnavailable("Hindsight does not answer; try again soon.", retry_after_s=5) from exc
-    except (ValidationError, OpenApiException, ValueError, LookupError, TypeError) as exc:
-        # A 200 that is no JSON or of another shape: a proxy's page, another version, a broken server.
-        raise HindsightUnavailable(
-            "Hindsight answers something that cannot be read; check its URL and version.",
-            retry_after_s=30,
-            reached=True,
-        ) from exc
 
 
 def _recalled(result: RecallResult, sources: Mapping[str, RecallResult]) -> Recalled:

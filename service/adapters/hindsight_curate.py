@@ -11,7 +11,8 @@ from typing import Any, cast
 from hindsight_client_api.exceptions import ApiException
 from hindsight_client_api.models.update_memory_request import UpdateMemoryRequest
 
-from service.adapters.hindsight import HindsightAdapter, vendor_errors
+from service.adapters.hindsight import HindsightAdapter
+from service.adapters.hindsight_errors import vendor_errors
 from service.scope import BankId, DocumentId
 
 _PAGE = 100
@@ -130,6 +131,22 @@ class HindsightCurate:
                     raise
                 return None
             return str(found.get("invalidation_reason") or "") if found["state"] == "invalidated" else None
+
+    async def text_of(self, bank: BankId, fact_id: str) -> str | None:
+        """What a fact says now; None: there is none."""
+        async with vendor_errors(self._hindsight.patience_s):
+            try:
+                found = cast(
+                    "Mapping[str, Any]",
+                    await self._hindsight.patient.memory.get_memory(
+                        bank, fact_id, _request_timeout=self._hindsight.patience_s
+                    ),
+                )
+            except ApiException as exc:
+                if exc.status not in (400, 404):
+                    raise
+                return None
+            return str(found.get("text") or "")
 
     async def restore(self, bank: BankId, fact_id: str) -> None:
         """Let a fact be recalled again; harmless when it is, or when it is gone."""

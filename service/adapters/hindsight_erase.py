@@ -22,7 +22,8 @@ from hindsight_client_api.exceptions import ApiException
 from hindsight_client_api.models.operation_response import OperationResponse
 from hindsight_client_api.models.update_memory_request import UpdateMemoryRequest
 
-from service.adapters.hindsight import HindsightAdapter, vendor_errors
+from service.adapters.hindsight import HindsightAdapter
+from service.adapters.hindsight_errors import vendor_errors
 from service.errors import HindsightRejected
 from service.scope import BankId, ConversationId, DocumentId, OperationId
 

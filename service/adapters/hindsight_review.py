@@ -25,7 +25,8 @@ from hindsight_client_api.models.reflect_request import ReflectRequest
 from hindsight_client_api.models.tag_group_leaf import TagGroupLeaf
 from hindsight_client_api.models.update_memory_request import UpdateMemoryRequest
 
-from service.adapters.hindsight import Budget, HindsightAdapter, TagsMatch, vendor_errors
+from service.adapters.hindsight import Budget, HindsightAdapter, TagsMatch
+from service.adapters.hindsight_errors import vendor_errors
 from service.errors import LanguageModelMissing
 from service.scope import BankId, DocumentId, is_bank_id, is_tenant_mark
 

@@ -10,29 +10,15 @@ due time to the claim's end. A worker that dies simply lets the claim run out; o
 late holds an old token, and each writing script refuses it (`ClaimLost`).
 """
 
-import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
-from importlib.resources import files
+from collections.abc import Mapping, Sequence
 from time import monotonic
 from types import TracebackType
 from typing import Any, Literal, Self, cast
 
-from hiredis import HiredisError
-from redis.asyncio import Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import ExponentialBackoff
-from redis.commands.core import AsyncScript
-from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import ReadOnlyError, RedisError
-from redis.exceptions import TimeoutError as RedisTimeoutError
-
 from service import keyspace
 from service.adapters import turns_sweep
-from service.adapters.pipelined import PipelinedRedis
-from service.adapters.redis_urls import open_client
 from service.adapters.resting import note_resting
-from service.adapters.turns_scripts import SharedScripts
+from service.adapters.turns_redis import TurnsRedis
 from service.adapters.turns_types import (
     Batch,
     Claim,
@@ -44,10 +30,11 @@ from service.adapters.turns_types import (
     NewTurn,
     Turn,
     batch_of,
+    job_of,
     payload_of,
     turn_of,
 )
-from service.errors import ClaimLost, TooManyWaiting, TurnsLogUnavailable
+from service.errors import ClaimLost, TooManyWaiting
 from service.scope import BankId, ConversationId, DocumentId, JobId
 from service.settings import Settings
 
@@ -58,25 +45,6 @@ UNFINISHED_JOB_TTL_S = 90 * 86_400
 _BANK_MADE_TTL_S = 30 * 86_400
 _HOOK_TTL_S = 86_400
 _FULL_RETRY_S = 30
-_SCRIPTS = (
-    "accept",
-    "claim",
-    "count_due",
-    "renew",
-    "take",
-    "postpone",
-    "settle",
-    "release",
-    "rearm",
-    "prepared",
-    "wake",
-    "letters_page",
-    "letters_find",
-    "revive",
-    "drop",
-    "forget",
-    "forget_end",
-)
 
 
 class TurnsLog:
@@ -97,10 +65,9 @@ class TurnsLog:
         most_waiting: MostWaiting | None = None,
         has_epochs: bool = False,
     ) -> None:
-        self._url = redis_url
+        self._redis = TurnsRedis(redis_url, timeout_s)
         self._debounce = debounce
         self._most_waiting = most_waiting or MostWaiting()
-        self._timeout_s = timeout_s
         self._claim_ms = int(claim_s * 1000)
         self.claim_s = claim_s
         self.has_epochs = has_epochs
@@ -121,32 +88,13 @@ class TurnsLog:
         return self._debounce
 
     async def __aenter__(self) -> Self:
-        self._redis: Redis = open_client(
-            self._url,
-            decode_responses=True,
-            socket_timeout=self._timeout_s,
-            socket_connect_timeout=self._timeout_s,
-            # Scripts are safe to repeat; one quick repetition rides out a closed idle connection, and a
-            # master that is one no longer.
-            retry=Retry(ExponentialBackoff(cap=0.2, base=0.02), 1),
-            retry_on_error=[RedisConnectionError, ReadOnlyError],
-            health_check_interval=15,
-        )
-        self._shared = await PipelinedRedis(self._url).__aenter__()
-        self._on_shared = SharedScripts(self._shared)
-        folder = files("service.adapters") / "lua"
-        common = (folder / "common.lua").read_text("utf-8")
-        self._scripts: dict[str, AsyncScript] = {
-            name: self._redis.register_script(common + (folder / f"{name}.lua").read_text("utf-8"))
-            for name in _SCRIPTS
-        }
+        await self._redis.__aenter__()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._shared.__aexit__(kind, error, trace)
-        await self._redis.aclose()
+        await self._redis.__aexit__(kind, error, trace)
 
     async def accept(
         self,
@@ -194,12 +142,9 @@ class TurnsLog:
             self._most_waiting.of_all,
         )
         after = [value for turn in turns for value in (turn.document_id, payload_of(turn))]
-        # Before the limit's own clock starts: the server never goes on after that has run out.
-        ends = asyncio.get_running_loop().time() + self._timeout_s
-        async with self._redis_errors():
-            status, known = await self._on_shared.run(
-                self._scripts["accept"], keys, lambda ends_ms: (*before, ends_ms, *after), ends=ends
-            )
+        status, known = await self._redis.run_in_time(
+            "accept", keys, lambda ends_ms: (*before, ends_ms, *after)
+        )
         if status == "full":
             whose = "of this user's turns" if known == "bank" else "turns"
             raise TooManyWaiting(
@@ -210,12 +155,12 @@ class TurnsLog:
 
     async def count_due(self) -> int:
         """How many banks are due and not claimed."""
-        return int(await self._run("count_due", [keyspace.DUE], []))
+        return int(await self._redis.run("count_due", [keyspace.DUE], []))
 
     async def claim(self, most: int) -> list[Claim]:
         """Up to `most` due banks, oldest first, each claimed for `claim_s` seconds."""
         asked_at = monotonic()
-        flat = await self._run(
+        flat = await self._redis.run(
             "claim", [keyspace.DUE, keyspace.CLAIMS, keyspace.CLAIM_NUMBER], [most, self._claim_ms]
         )
         return [
@@ -224,13 +169,13 @@ class TurnsLog:
 
     async def renew(self, claim: Claim) -> None:
         """Start the claim's time anew."""
-        await self._run_held(
+        await self._redis.run_held(
             "renew", [keyspace.CLAIMS, keyspace.DUE], [claim.bank, claim.token, self._claim_ms]
         )
 
     async def take(self, claim: Claim, new_batch_id: str) -> Batch | None:
         """The bank's frozen batch, else due turns frozen under `new_batch_id`; None: nothing is due."""
-        reply = await self._run_held(
+        reply = await self._redis.run_held(
             "take",
             [
                 keyspace.CLAIMS,
@@ -246,7 +191,7 @@ class TurnsLog:
         self, claim: Claim, batch: Batch, *, job_status: Literal["waiting", "retaining"], reason: str
     ) -> None:
         """Keep how far `batch` has got and tell its jobs why (`reason` holds no content)."""
-        await self._run_held(
+        await self._redis.run_held(
             "postpone",
             [keyspace.CLAIMS, keyspace.batch(claim.bank), *(keyspace.job(t.job_id) for t in batch.turns)],
             [
@@ -276,7 +221,7 @@ class TurnsLog:
     ) -> None:
         """End the turns in `kept` (document → memories kept): forgotten, or moved to the dead letters."""
         ended = [turn for turn in batch.turns if turn.document_id in kept]
-        await self._run_held(
+        await self._redis.run_held(
             "settle",
             [
                 keyspace.CLAIMS,
@@ -300,7 +245,7 @@ class TurnsLog:
 
     async def release(self, claim: Claim, *, retry_in_s: float = 0) -> None:
         """Give the bank back; a frozen batch is looked at again in `retry_in_s`. Never raises `ClaimLost`."""
-        await self._run(
+        await self._redis.run(
             "release",
             [keyspace.CLAIMS, keyspace.DUE, keyspace.conversations(claim.bank), keyspace.batch(claim.bank)],
             [claim.bank, claim.token, int(retry_in_s * 1000), *self._debounce.arguments],
@@ -311,12 +256,17 @@ class TurnsLog:
 
         `event_digest` stands for the event that tells so, which is known for a day.
         """
-        reply = await self._run(
+        reply = await self._redis.run(
             "wake",
             [keyspace.hook(event_digest), keyspace.DUE, keyspace.CLAIMS, keyspace.batch(bank)],
             [bank, _HOOK_TTL_S],
         )
         return bool(reply == "new")
+
+    async def knows_event(self, event_digest: str) -> bool:
+        """Whether `wake` has been told of that event within the last day."""
+        async with self._redis.errors():
+            return bool(await self._redis.client.exists(keyspace.hook(event_digest)))
 
     async def sweep(self) -> int:
         """Put banks with work that nobody would ever look at back on the list; how many there were.
@@ -324,50 +274,38 @@ class TurnsLog:
         Also counts the waiting turns and puts their counter right. Walks through all keys page by page,
         and never holds Redis up for longer than one page.
         """
-        return await turns_sweep.sweep(self._redis, self._redis_errors, self._run)
+        return await turns_sweep.sweep(self._redis.client, self._redis.errors, self._redis.run)
 
     async def pending(self, bank: BankId) -> list[Turn]:
         """Accepted turns that Hindsight may not know yet, in order of acceptance."""
-        async with self._redis_errors():
-            fields = await cast("Any", self._redis.hgetall(keyspace.turns(bank)))
+        async with self._redis.errors():
+            fields = await cast("Any", self._redis.client.hgetall(keyspace.turns(bank)))
         return sorted((turn_of(d, value) for d, value in fields.items()), key=lambda turn: turn.number)
 
     async def job(self, job_id: JobId) -> Job | None:
         """The job, or None when there is none or it is long over."""
-        async with self._redis_errors():
-            fields: dict[str, str] = await cast("Any", self._redis.hgetall(keyspace.job(job_id)))
-        if "status" not in fields:
-            return None
-        finished = fields.get("finished_ms")
-        return Job(
-            job_id=job_id,
-            tenant=fields["tenant"],
-            bank=BankId(fields["bank"]),
-            status=cast("JobStatus", fields["status"]),
-            memories_kept=int(fields["kept"]),
-            reason=fields.get("reason", ""),
-            accepted_ms=int(fields["accepted_ms"]),
-            finished_ms=int(finished) if finished else None,
-        )
+        async with self._redis.errors():
+            fields: dict[str, str] = await cast("Any", self._redis.client.hgetall(keyspace.job(job_id)))
+        return job_of(job_id, fields)
 
     async def is_bank_made(self, bank: BankId, config_id: str = "1") -> bool:
         """Whether Hindsight is known to have this bank with the configuration that `config_id` stands for."""
-        async with self._redis_errors():
-            return bool(await self._redis.get(keyspace.bank_made(bank)) == config_id)
+        async with self._redis.errors():
+            return bool(await self._redis.client.get(keyspace.bank_made(bank)) == config_id)
 
     async def note_bank_made(self, bank: BankId, config_id: str = "1") -> None:
         """Remember that Hindsight has this bank with this configuration."""
-        async with self._redis_errors():
-            await self._redis.set(keyspace.bank_made(bank), config_id, ex=_BANK_MADE_TTL_S)
+        async with self._redis.errors():
+            await self._redis.client.set(keyspace.bank_made(bank), config_id, ex=_BANK_MADE_TTL_S)
 
     async def note_bank_gone(self, bank: BankId) -> None:
         """Remember no longer that Hindsight has this bank."""
-        async with self._redis_errors():
-            await self._redis.delete(keyspace.bank_made(bank))
+        async with self._redis.errors():
+            await self._redis.client.delete(keyspace.bank_made(bank))
 
     async def note_prepared(self, claim: Claim, batch: Batch, prepared: str) -> None:
         """Keep what was made of the frozen batch's turns with it, until it is settled (see `Batch`)."""
-        reply = await self._run_held(
+        reply = await self._redis.run_held(
             "prepared",
             [keyspace.CLAIMS, keyspace.batch(claim.bank)],
             [claim.bank, claim.token, batch.id, prepared],
@@ -377,13 +315,13 @@ class TurnsLog:
 
     async def note_resting(self, bank: BankId, code: str, wait_s: int) -> None:
         """The language model is not asked for this bank's turns for `wait_s` seconds, because of `code`."""
-        async with self._redis_errors():
-            await note_resting(self._redis, bank, code, wait_s)
+        async with self._redis.errors():
+            await note_resting(self._redis.client, bank, code, wait_s)
 
     async def check(self) -> LogState:
         """How the log stands; also proves that it can be written to."""
-        async with self._redis_errors():
-            pipe = self._redis.pipeline(transaction=False)
+        async with self._redis.errors():
+            pipe = self._redis.client.pipeline(transaction=False)
             pipe.incr(keyspace.CLAIM_NUMBER)
             pipe.time()
             pipe.zrange(keyspace.DUE, 0, 0, withscores=True)
@@ -405,28 +343,4 @@ class TurnsLog:
 
     async def run(self, script: str, keys: Sequence[str], args: Sequence[str | int | float]) -> Any:
         """The answer of one of the log's scripts, for the modules that add to what the log can do."""
-        return await self._run(script, keys, args)
-
-    async def _run(self, name: str, keys: Sequence[str], args: Sequence[str | int | float]) -> Any:
-        async with self._redis_errors():
-            return await self._scripts[name](keys=keys, args=args)
-
-    async def _run_held(self, name: str, keys: Sequence[str], args: Sequence[str | int | float]) -> Any:
-        reply = await self._run(name, keys, args)
-        if reply == "lost":
-            raise ClaimLost("Another worker has this bank.")
-        return reply
-
-    @asynccontextmanager
-    async def _redis_errors(self) -> AsyncIterator[None]:
-        try:
-            # The client's own limit is one per step (connect, send, read, repeat); this is one for all.
-            async with asyncio.timeout(self._timeout_s):
-                yield
-        except (RedisConnectionError, RedisTimeoutError, OSError, TimeoutError) as exc:
-            raise TurnsLogUnavailable("The queue does not answer; try again soon.", retry_after_s=5) from exc
-        except (RedisError, HiredisError) as exc:
-            # Out of memory, read-only, loading: nothing was written, and it can pass.
-            raise TurnsLogUnavailable(
-                "The queue cannot take writes now; try again soon.", retry_after_s=15
-            ) from exc
+        return await self._redis.run(script, keys, args)

@@ -100,7 +100,7 @@ class TurnsEraser:
 
 
 def _operations(batch_id: str, round_: str, solo: str, first: str) -> list[OperationId]:
-    """All ids under which a batch in this state may have been sent (see memory/store.py)."""
+    """All ids under which a batch in this state may have been sent (see memory/attempt.py)."""
     rounds = [str(number) for number in range(int(round_) + 1)]
     ids = [operation_of(batch_id, number) for number in rounds]
     if solo == "1":

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Literal
+from typing import Literal, cast
 
 from service.scope import BankId, ConversationId, DocumentId, JobId
 
@@ -175,4 +175,21 @@ def batch_of(flat_fields: Sequence[str], flat_turns: Sequence[str], now_ms: int)
         processing_ms=int(fields["processing_ms"]),
         loaded_ms=now_ms,
         prepared=fields.get("prepared", ""),
+    )
+
+
+def job_of(job_id: JobId, fields: Mapping[str, str]) -> Job | None:
+    """A job as the scripts have written it; None when `fields` are those of no job (any more)."""
+    if "status" not in fields:
+        return None
+    finished = fields.get("finished_ms")
+    return Job(
+        job_id=job_id,
+        tenant=fields["tenant"],
+        bank=BankId(fields["bank"]),
+        status=cast("JobStatus", fields["status"]),
+        memories_kept=int(fields["kept"]),
+        reason=fields.get("reason", ""),
+        accepted_ms=int(fields["accepted_ms"]),
+        finished_ms=int(finished) if finished else None,
     )

@@ -34,7 +34,8 @@ _STARTUP_FAILURE = 3
 
 
 @click.command()
-def serve() -> None:
+@click.option("--fd", "fds", type=int, multiple=True, hidden=True, help="Listen on this bound socket.")
+def serve(fds: tuple[int, ...]) -> None:
     """Run the API in the foreground (settings: MEMORY_* variables)."""
     settings = Settings()
     if settings.api_key is None:
@@ -48,7 +49,7 @@ def serve() -> None:
     gc.freeze()
     server = Server(app, settings)
     with contextlib.suppress(KeyboardInterrupt):
-        server.run()
+        server.run(sockets=[socket.socket(fileno=fd) for fd in fds] or None)
     if server.unusable is not None:
         raise Unusable(str(server.unusable))
     if not server.started:
@@ -89,7 +90,10 @@ class Server(uvicorn.Server):
         super().handle_exit(sig, frame)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, unless the data is of a newer version; without Redis that is asked once there is one."""
+        """Listen, unless the data is of a newer version; without Redis that is asked once there is one.
+
+        `sockets` are bound ones, as `service.embedded.ports.Reservation` holds them.
+        """
         try:
             async with asyncio.timeout(_PATIENCE_S):
                 await bring_up_to_date(self._settings.redis_url)
@@ -100,6 +104,11 @@ class Server(uvicorn.Server):
         except (TurnsLogUnavailable, TimeoutError):
             _log.warning("data_version_unknown")
             self._asking = asyncio.create_task(self._ask_on())
+        for handed_over in sockets or ():
+            # Off so far, which has kept everybody else from the port; but with it off, what is left of the
+            # connections of a killed process would keep this one from listening for a minute.
+            handed_over.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            handed_over.listen(self.config.backlog)
         await super().startup(sockets)
 
     async def _ask_on(self) -> None:

@@ -17,9 +17,9 @@ QUERY_PREFIX = "query: "
 PASSAGE_PREFIX = "passage: "
 
 
-@dataclass(frozen=True)
+@dataclass
 class EmbeddingsServer:
-    """Where the server listens and the token it wants."""
+    """Where the server listens and the token it wants; `port` may change."""
 
     port: int
     key: str = field(repr=False)
@@ -37,6 +37,15 @@ def spec(data: DataDir, server: EmbeddingsServer, base_env: Mapping[str, str]) -
         LocalStackError: the model is not installed or does not run on this processor.
     """
     packages.check_embeddings()
+    env = environment.for_server(
+        base_env,
+        EMBEDDINGS_KEY=server.key,
+        # Threads that wait for work must not spin on cores that the others need.
+        OMP_WAIT_POLICY="PASSIVE",
+    )
+
+    async def prepare() -> None:
+        env["EMBEDDINGS_PORT"] = str(server.port)
 
     async def answers(pid: int) -> bool:
         return await http_status(f"{server.url}/health") == 200 and listens(pid, server.port)
@@ -45,16 +54,12 @@ def spec(data: DataDir, server: EmbeddingsServer, base_env: Mapping[str, str]) -
         name=NAME,
         # -P: the folder `up` was called in must not be looked into for modules.
         command=[sys.executable, "-P", "-m", "service.embedded.embeddings_server"],
-        env=environment.for_server(
-            base_env,
-            EMBEDDINGS_PORT=str(server.port),
-            EMBEDDINGS_KEY=server.key,
-            # Threads that wait for work must not spin on cores that the others need.
-            OMP_WAIT_POLICY="PASSIVE",
-        ),
+        env=env,
         cwd=data.root,
         log=data.logs / "embeddings.log",
         is_ready=answers,
         is_alive=answers,
+        prepare=prepare,
+        listener=server,
         ready_timeout_s=120,
     )

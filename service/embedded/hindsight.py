@@ -55,9 +55,9 @@ _SETTINGS = {
 _NO_KEY = "none"
 
 
-@dataclass(frozen=True)
+@dataclass
 class HindsightServer:
-    """Where the server listens."""
+    """Where the server listens; `port` may change."""
 
     port: int
 
@@ -123,6 +123,13 @@ def _webhook_settings(webhook: Webhook | None) -> dict[str, str]:
     }
 
 
+def _addresses(server: HindsightServer, embeddings_server: EmbeddingsServer) -> dict[str, str]:
+    return {
+        "HINDSIGHT_API_PORT": str(server.port),
+        "HINDSIGHT_API_EMBEDDINGS_OPENAI_BASE_URL": f"{embeddings_server.url}/v1",
+    }
+
+
 def spec(
     data: DataDir,
     server: HindsightServer,
@@ -135,6 +142,8 @@ def spec(
 ) -> ChildSpec:
     """How to run it. `database_url` is asked at each start: its password exists once the cluster does.
 
+    So are the ports, which may have changed.
+
     Raises:
         LocalStackError: Hindsight is not installed.
     """
@@ -146,8 +155,7 @@ def spec(
         **llm_settings(settings),
         **_access_settings(settings),
         **_webhook_settings(webhook),
-        HINDSIGHT_API_PORT=str(server.port),
-        HINDSIGHT_API_EMBEDDINGS_OPENAI_BASE_URL=f"{embeddings_server.url}/v1",
+        **_addresses(server, embeddings_server),
         HINDSIGHT_API_EMBEDDINGS_OPENAI_API_KEY=embeddings_server.key,
     )
     # Without its compiled modules every start takes six seconds longer.
@@ -155,6 +163,7 @@ def spec(
 
     async def prepare() -> None:
         folder.mkdir(mode=0o700, exist_ok=True)
+        env.update(_addresses(server, embeddings_server))
         env["HINDSIGHT_API_DATABASE_URL"] = database_url()
 
     async def is_ready(pid: int) -> bool:
@@ -172,6 +181,7 @@ def spec(
         is_ready=is_ready,
         is_alive=is_alive,
         prepare=prepare,
+        listener=server,
         depends_on=("postgres", "embeddings"),
         # A cold disk, two busy cores and a first migration take a minute and more.
         ready_timeout_s=300,

@@ -5,6 +5,7 @@ import random
 import socket
 import time
 from pathlib import Path
+from typing import Protocol
 
 from service.embedded.errors import LocalStackError
 
@@ -16,6 +17,12 @@ _INTERNAL_PORTS = range(20_000, 30_000)
 _DYING_S = 2.0
 
 
+class Listener(Protocol):
+    """A server on a loopback port that we chose; its recipe reads the port anew before every start."""
+
+    port: int
+
+
 def is_free(host: str, port: int) -> bool:
     """Whether a server can listen on `host:port` now.
 
@@ -24,7 +31,7 @@ def is_free(host: str, port: int) -> bool:
     """
     try:
         sockets = _bind(host, port)
-    except _PortTaken:
+    except PortTaken:
         return False
     try:
         for candidate in sockets:
@@ -38,29 +45,44 @@ def is_free(host: str, port: int) -> bool:
 
 
 class Reservation:
-    """Holds a port from the check until its server is started, many seconds later; callers are refused.
+    """Holds a port until the process that will serve it has the sockets; meanwhile callers are refused.
 
     Raises:
-        LocalStackError: the port was taken meanwhile.
+        PortTaken: somebody has the port.
+        LocalStackError: this machine or user can never listen there.
     """
 
     def __init__(self, host: str, port: int) -> None:
-        try:
-            self._sockets = _bind(host, port)
-        except _PortTaken as exc:
-            raise LocalStackError(f"Port {port} on {host} was taken just now; start again.") from exc
+        self.host = host
+        self.port = port
+        self._sockets: list[socket.socket] = []
+        self.hold()
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """The sockets for the process to listen on; none once they were released."""
+        return tuple(holder.fileno() for holder in self._sockets)
+
+    def hold(self) -> None:
+        """Have the port (again); raises as the constructor does."""
+        if self._sockets:
+            return
+        self._sockets = _bind(self.host, self.port)
         for holder in self._sockets:
             # From here on Linux lets nobody else bind or listen there, although nobody does listen.
             holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
 
     def release(self) -> None:
-        """Give the port free; repeatable."""
+        """Leave the port to whoever was given the sockets, or else to everybody; repeatable."""
         while self._sockets:
             self._sockets.pop().close()
 
 
-class _PortTaken(Exception):
-    pass
+class PortTaken(LocalStackError):
+    """Somebody else has the port."""
+
+    def __init__(self, host: str, port: int) -> None:
+        super().__init__(f"Port {port} on {host} is already in use; stop what uses it.")
 
 
 def _bind(host: str, port: int) -> list[socket.socket]:
@@ -86,7 +108,7 @@ def _bind(host: str, port: int) -> list[socket.socket]:
             for other in bound:
                 other.close()
             if exc.errno == errno.EADDRINUSE:
-                raise _PortTaken from exc
+                raise PortTaken(host, port) from exc
             raise _cannot(host, port, exc) from exc
         bound.append(candidate)
     if not bound and missing is not None:
@@ -115,26 +137,27 @@ def listens(pid: int, port: int) -> bool:
         return True
 
 
-def api_port(host: str, wanted: int, *, is_explicit: bool) -> int:
-    """The API's port: the wanted one, or the next free one if nobody asked for exactly that one.
+def reserve(host: str, wanted: int, *, is_explicit: bool) -> Reservation:
+    """The API's port, held: the wanted one, or the next free one if nobody asked for exactly that one.
 
     Raises:
         LocalStackError: the port that was asked for is taken, or none of the next 100 is free.
     """
     # A stack that was killed a moment ago may still be closing its sockets.
     patient_until = time.monotonic() + (_DYING_S if is_explicit else 0)
-    while not (free := is_free(host, wanted)) and time.monotonic() < patient_until:
+    while not is_free(host, wanted) and time.monotonic() < patient_until:
         time.sleep(0.05)
-    if free:
-        return wanted
+    for port in [wanted] if is_explicit else range(wanted, min(wanted + 101, 65_536)):
+        if is_free(host, port):
+            try:
+                return Reservation(host, port)
+            except PortTaken:
+                continue  # just now
     if is_explicit:
         raise LocalStackError(
             f"Port {wanted} on {host} is already in use; stop what uses it, or choose another one "
             "with --port or MEMORY_PORT."
         )
-    for port in range(wanted + 1, min(wanted + 101, 65_536)):
-        if is_free(host, port):
-            return port
     raise LocalStackError(
         f"Port {wanted} on {host} and the 100 after it are in use; choose one with --port or MEMORY_PORT."
     )

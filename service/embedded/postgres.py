@@ -22,6 +22,7 @@ from urllib.parse import quote
 from service.embedded import environment, packages, processes, sockets
 from service.embedded.data_dir import DataDir, sync_folder, write_private
 from service.embedded.errors import LocalStackError
+from service.embedded.ports import listens
 from service.embedded.probes import Address, postgres_says
 from service.embedded.supervisor import ChildSpec
 
@@ -55,12 +56,18 @@ _OPTIONS = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass
 class PostgresServer:
-    """Where the server listens."""
+    """Where the server listens; without a socket `port` may change."""
 
     data: DataDir
-    address: Address
+    socket: Path | None
+    port: int
+
+    @property
+    def address(self) -> Address:
+        """Where it is now."""
+        return Address(socket=self.socket) if self.socket is not None else Address(port=self.port)
 
     @property
     def folder(self) -> Path:
@@ -84,8 +91,7 @@ def socket_path(data: DataDir) -> Path | None:
 
 def postgres_server(data: DataDir, port: int) -> PostgresServer:
     """The server on its unix socket, or else on loopback `port`; it asks for a password either way."""
-    socket = socket_path(data)
-    return PostgresServer(data, Address(socket=socket) if socket is not None else Address(port=port))
+    return PostgresServer(data, socket_path(data), port)
 
 
 async def identity() -> list[str]:
@@ -134,16 +140,7 @@ def spec(server: PostgresServer, prefix: list[str], base_env: Mapping[str, str])
     bin_dir = packages.postgres_bin()
     env = environment.for_server(base_env, LC_ALL="C")
     log = server.data.logs / "postgres.log"
-    if server.address.socket is not None:
-        # Relative to the data folder, where the server goes: a list of folders has no safe quoting.
-        listen = {"listen_addresses": "", "unix_socket_directories": "../run", "port": "5432"}
-    else:
-        listen = {
-            "listen_addresses": server.address.host,
-            "unix_socket_directories": "",
-            "port": str(server.address.port),
-        }
-    options = [word for name, value in {**_OPTIONS, **listen}.items() for word in ("-c", f"{name}={value}")]
+    command = _command(server, prefix, bin_dir)
 
     async def prepare() -> None:
         if folder.exists():
@@ -152,31 +149,47 @@ def spec(server: PostgresServer, prefix: list[str], base_env: Mapping[str, str])
             await _make_cluster(server, bin_dir, prefix, env, log)
         _own(folder, prefix)
         await _end_leftovers(folder)
+        command[:] = _command(server, prefix, bin_dir)
 
     async def says() -> bytes:
         return await postgres_says(server.address, _USER, _DATABASE)
 
-    async def is_ready(_: int) -> bool:
-        return await says() == b"R"
+    async def is_ready(pid: int) -> bool:
+        return await says() == b"R" and (server.socket is not None or listens(pid, server.port))
 
     async def is_alive(_: int) -> bool:
         return bool(await says())
 
     return ChildSpec(
         name=NAME,
-        command=[*prefix, str(bin_dir / "postgres"), "-D", str(folder), *options],
+        command=command,
         env=env,
         cwd=server.data.root,
         log=log,
         is_ready=is_ready,
         is_alive=is_alive,
         prepare=prepare,
+        listener=server if server.socket is None else None,
         # Crash recovery may have much to replay.
         ready_timeout_s=300,
         # Fast shutdown: ends the sessions, keeps the data. SIGTERM would wait for Hindsight to hang up.
         stop_signal=signal.SIGINT,
         stop_timeout_s=30,
     )
+
+
+def _command(server: PostgresServer, prefix: list[str], bin_dir: Path) -> list[str]:
+    if server.socket is not None:
+        # Relative to the data folder, where the server goes: a list of folders has no safe quoting.
+        listen = {"listen_addresses": "", "unix_socket_directories": "../run", "port": "5432"}
+    else:
+        listen = {
+            "listen_addresses": server.address.host,
+            "unix_socket_directories": "",
+            "port": str(server.port),
+        }
+    options = [word for name, value in {**_OPTIONS, **listen}.items() for word in ("-c", f"{name}={value}")]
+    return [*prefix, str(bin_dir / "postgres"), "-D", str(server.folder), *options]
 
 
 async def _make_cluster(

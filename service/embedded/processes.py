@@ -31,9 +31,11 @@ def ends_with_parent() -> Callable[[], None]:
 
 
 async def spawn(
-    command: Sequence[str], *, env: Mapping[str, str], cwd: Path, log: Path
+    command: Sequence[str], *, env: Mapping[str, str], cwd: Path, log: Path, fds: Sequence[int] = ()
 ) -> asyncio.subprocess.Process:
     """Start a process in a session of its own (no Ctrl-C from the terminal), its output appended to `log`.
+
+    It inherits the open files `fds` under the same numbers.
 
     Raises:
         LocalStackError: the program or the log file cannot be opened.
@@ -49,6 +51,7 @@ async def spawn(
                 cwd=cwd,
                 start_new_session=True,
                 preexec_fn=ends_with_parent(),
+                pass_fds=fds,
             )
     except OSError as exc:
         raise LocalStackError(f"Cannot start {command[0]}: {exc.strerror} ({exc.filename}).") from exc

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from service.embedded import environment, packages, sockets
 from service.embedded.data_dir import DataDir, write_private
+from service.embedded.ports import listens
 from service.embedded.probes import Address, redis_says
 from service.embedded.supervisor import ChildSpec
 
@@ -46,13 +47,19 @@ maxmemory-policy allkeys-lru
 """
 
 
-@dataclass(frozen=True)
+@dataclass
 class RedisServer:
-    """Where the server listens and what a client needs to log in."""
+    """Where the server listens and what a client needs to log in; without a socket `port` may change."""
 
-    address: Address
+    socket: Path | None
+    port: int
     password: str | None
     name: str = NAME
+
+    @property
+    def address(self) -> Address:
+        """Where it is now."""
+        return Address(socket=self.socket) if self.socket is not None else Address(port=self.port)
 
     @property
     def url(self) -> str:
@@ -72,8 +79,8 @@ def redis_server(data: DataDir, port: int, name: str = NAME) -> RedisServer:
     """The server on its unix socket, or else on loopback `port` with a password."""
     socket = socket_path(data, name)
     if socket is not None:
-        return RedisServer(Address(socket=socket), None, name)
-    return RedisServer(Address(port=port), data.secret("redis_password"), name)
+        return RedisServer(socket, 0, None, name)
+    return RedisServer(None, port, data.secret("redis_password"), name)
 
 
 def spec(data: DataDir, server: RedisServer, base_env: Mapping[str, str]) -> ChildSpec:
@@ -94,8 +101,10 @@ def spec(data: DataDir, server: RedisServer, base_env: Mapping[str, str]) -> Chi
         # The password is in a private file, not in the command line that every local user can read.
         write_private(folder / "valkey.conf", config.format(listen=listen))
 
-    async def is_ready(_: int) -> bool:
-        return await redis_says(server.address, server.password) == b"+PONG"
+    async def is_ready(pid: int) -> bool:
+        if await redis_says(server.address, server.password) != b"+PONG":
+            return False
+        return server.socket is not None or listens(pid, server.port)
 
     async def is_alive(_: int) -> bool:
         return bool(await redis_says(server.address, server.password))
@@ -110,6 +119,7 @@ def spec(data: DataDir, server: RedisServer, base_env: Mapping[str, str]) -> Chi
         is_ready=is_ready,
         is_alive=is_alive,
         prepare=prepare,
+        listener=server if server.socket is None else None,
         # A large AOF is read back before the first PONG.
         ready_timeout_s=300,
         stop_timeout_s=20,

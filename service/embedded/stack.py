@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 from urllib.parse import urlsplit
 
 from service.embedded import embeddings, environment, hindsight, ports, postgres, redis_server
@@ -22,25 +23,43 @@ _SERVE = [sys.executable, "-P", "-m", "service.cli.main", "serve"]
 _WORK = [sys.executable, "-P", "-m", "service.cli.main", "worker"]
 
 
+class _Server(Protocol):
+    """One that is used; the address of a local one may change as long as the stack runs."""
+
+    @property
+    def url(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class _Elsewhere:
+    """A server that somebody else runs."""
+
+    url: str = field(repr=False)
+
+
 @dataclass(frozen=True)
 class Plan:
     """What will run, and where clients find it."""
 
     specs: list[ChildSpec]
-    host: str
-    port: int
+    api: ports.Reservation = field(repr=False)
     api_key: str = field(repr=False)
     token_keys: str = field(repr=False)
-    redis_url: str = field(repr=False)
-    cache_redis_url: str = field(repr=False)
-    hindsight_url: str = field(repr=False)
+    redis: _Server = field(repr=False)
+    cache: _Server = field(repr=False)
+    hindsight: _Server = field(repr=False)
     webhook_secret: str | None = field(repr=False)
-    reservation: ports.Reservation = field(repr=False)
+    another_port: Callable[[str], int] = field(repr=False)
+
+    @property
+    def port(self) -> int:
+        """Port of the API; it stays, since people have put it into other programs."""
+        return self.api.port
 
     @property
     def url(self) -> str:
         """Address of the API for clients on this machine."""
-        return _local_url(self.host, self.port)
+        return _local_url(self.api.host, self.port)
 
     def connection(self, pids: dict[str, int]) -> Connection:
         """What `connection.json` says."""
@@ -48,9 +67,9 @@ class Plan:
             url=self.url,
             api_key=self.api_key,
             token_keys=self.token_keys,
-            redis_url=self.redis_url,
-            cache_redis_url=self.cache_redis_url,
-            hindsight_url=self.hindsight_url,
+            redis_url=self.redis.url,
+            cache_redis_url=self.cache.url,
+            hindsight_url=self.hindsight.url,
             pids=pids,
         )
 
@@ -71,9 +90,8 @@ async def make_plan(settings: Settings, data: DataDir, *, webhook: bool = True) 
         LocalStackError: a port is taken, a package is missing, an external server does not answer.
     """
     base = dict(os.environ)
-    port = ports.api_port(settings.host, settings.port, is_explicit="port" in settings.model_fields_set)
-    reservation = ports.Reservation(settings.host, port)
-    choose = _PortChooser(data, taken={port})
+    api = ports.reserve(settings.host, settings.port, is_explicit="port" in settings.model_fields_set)
+    choose = _PortChooser(data, taken={api.port})
     if settings.api_key is not None:
         api_key = settings.api_key.get_secret_value()
     else:
@@ -86,36 +104,37 @@ async def make_plan(settings: Settings, data: DataDir, *, webhook: bool = True) 
     specs: list[ChildSpec] = []
     needs: list[str] = []
 
-    def local_redis(name: str) -> str:
+    def local_redis(name: str) -> _Server:
         redis_port = 0 if redis_server.socket_path(data, name) else choose(name)
-        redis = redis_server.redis_server(data, redis_port, name)
-        specs.append(redis_server.spec(data, redis, base))
+        local = redis_server.redis_server(data, redis_port, name)
+        specs.append(redis_server.spec(data, local, base))
         needs.append(name)
-        return redis.url
+        return local
 
     is_redis_local = "redis_url" not in settings.model_fields_set
+    redis: _Server
     if is_redis_local:
-        redis_url = local_redis(redis_server.NAME)
+        redis = local_redis(redis_server.NAME)
     else:
-        redis_url = settings.redis_url
-        await _check_redis(redis_url)
-    cache_redis_url = settings.cache_redis_url or redis_url
+        redis = _Elsewhere(settings.redis_url)
+        await _check_redis(redis.url)
+    cache = redis if settings.cache_redis_url is None else _Elsewhere(settings.cache_redis_url)
     if settings.cache_redis_url is None and is_redis_local:
-        cache_redis_url = local_redis(redis_server.CACHE_NAME)
+        cache = local_redis(redis_server.CACHE_NAME)
 
+    memory: _Server
     if "hindsight_url" in settings.model_fields_set:
-        hindsight_url = settings.hindsight_url
-        await _check_http("Hindsight", "--hindsight-url", hindsight_url)
+        memory = _Elsewhere(settings.hindsight_url)
+        await _check_http("Hindsight", "--hindsight-url", memory.url)
     else:
         postgres_port = 0 if postgres.socket_path(data) else choose(postgres.NAME)
         database = postgres.postgres_server(data, postgres_port)
         embedder = embeddings.EmbeddingsServer(choose(embeddings.NAME), data.secret("embeddings_key"))
-        server = hindsight.HindsightServer(choose(hindsight.NAME))
-        hindsight_url = server.url
+        memory = server = hindsight.HindsightServer(choose(hindsight.NAME))
         hook = None
         if webhook:
             webhook_secret = webhook_secret or data.secret("webhook_secret")
-            hook = hindsight.Webhook(f"{_local_url(settings.host, port)}/hooks/hindsight", webhook_secret)
+            hook = hindsight.Webhook(f"{_local_url(api.host, api.port)}/hooks/hindsight", webhook_secret)
         specs += [
             postgres.spec(database, await postgres.identity(), base),
             embeddings.spec(data, embedder, base),
@@ -132,18 +151,12 @@ async def make_plan(settings: Settings, data: DataDir, *, webhook: bool = True) 
         needs.append(hindsight.NAME)
     choose.remember()
 
-    plan = Plan(
-        specs,
-        settings.host,
-        port,
-        api_key,
-        token_keys,
-        redis_url,
-        cache_redis_url,
-        hindsight_url,
-        webhook_secret,
-        reservation,
-    )
+    def another_port(name: str) -> int:
+        port = choose(name)
+        choose.remember()
+        return port
+
+    plan = Plan(specs, api, api_key, token_keys, redis, cache, memory, webhook_secret, another_port)
     specs += _our_processes(settings, data, plan, tuple(needs), base)
     return plan
 
@@ -180,9 +193,6 @@ def _our_processes(
         MEMORY_PORT=str(plan.port),
         # Nobody spreads requests over several of them here.
         MEMORY_DRAIN_S="0",
-        MEMORY_REDIS_URL=plan.redis_url,
-        MEMORY_CACHE_REDIS_URL=plan.cache_redis_url,
-        MEMORY_HINDSIGHT_URL=plan.hindsight_url,
         MEMORY_API_KEY=plan.api_key,
         MEMORY_TOKEN_KEYS=plan.token_keys,
         MEMORY_DATA_DIR=str(data.root),
@@ -190,8 +200,19 @@ def _our_processes(
         **model,
     )
 
+    serve = list(_SERVE)
+
     async def prepare() -> None:
-        plan.reservation.release()
+        env.update(
+            MEMORY_REDIS_URL=plan.redis.url,
+            MEMORY_CACHE_REDIS_URL=plan.cache.url,
+            MEMORY_HINDSIGHT_URL=plan.hindsight.url,
+        )
+
+    async def prepare_api() -> None:
+        await prepare()
+        plan.api.hold()
+        serve[:] = [*_SERVE, *(word for fd in plan.api.fds for word in ("--fd", str(fd)))]
 
     async def is_ready(pid: int) -> bool:
         return await http_status(f"{plan.url}/health/ready?only=accepting") == 200 and ports.listens(
@@ -206,14 +227,15 @@ def _our_processes(
     return [
         ChildSpec(
             name="api",
-            command=_SERVE,
+            command=serve,
             env=env,
             cwd=here,
             log=data.logs / "api.log",
             is_ready=is_ready,
             is_alive=is_alive,
-            prepare=prepare,
+            prepare=prepare_api,
             depends_on=needs,
+            reservation=plan.api,
             ready_timeout_s=120,
             stop_timeout_s=15,
         ),
@@ -223,6 +245,7 @@ def _our_processes(
             env=env,
             cwd=here,
             log=data.logs / "worker.log",
+            prepare=prepare,
             depends_on=needs,
             # It has no port to ask; one that cannot start ends within this time.
             settle_s=3,
@@ -288,7 +311,9 @@ class _Run:
     async def supervise(self, plan: Plan, on_ready: Callable[[Plan], None]) -> None:
         """Run the children of the plan until `stop`."""
         self._plan = plan
-        self._supervisor = supervisor = Supervisor(plan.specs, say=self._console.say, on_pids=self._publish)
+        self._supervisor = supervisor = Supervisor(
+            plan.specs, say=self._console.say, on_pids=self._publish, another_port=plan.another_port
+        )
 
         def ready() -> None:
             self._is_published = True

@@ -11,11 +11,14 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from service.embedded import processes
+from service.embedded import ports, processes
 from service.embedded.errors import ChildFailed, LocalStackError
 
 Probe = Callable[[int], Awaitable[bool]]  # is asked with the child's process id
 Step = Callable[[], Awaitable[None]]
+# So many other ports are tried for a server whose port is taken each time it starts.
+_OTHER_PORTS = 3
+_TAKEN = "address already in use"  # Linux's words for EADDRINUSE, which every server writes into its log
 
 
 async def always(pid: int) -> bool:
@@ -28,6 +31,12 @@ async def nothing() -> None:
     """The preparation of a child that needs none."""
 
 
+def any_port(name: str) -> int:
+    """A free port for a child of which nobody needs to know."""
+    del name
+    return ports.internal_port(None, set())
+
+
 @dataclass(frozen=True)
 class ChildSpec:
     """One child: what to run and how to tell how it is.
@@ -35,6 +44,10 @@ class ChildSpec:
     `prepare` runs before every start and must be repeatable. A child is ready once `is_ready` says so and it
     has run for `settle_s`. `is_alive` answers whether it is responsive at all; a child that does not answer
     for a minute is killed and started again.
+
+    A child with a `listener` gets another port when somebody else has taken its own; those that depend on it
+    are started again then, and their `prepare` has to hand on the new one. A child with a `reservation`
+    inherits its sockets.
     """
 
     name: str
@@ -46,6 +59,8 @@ class ChildSpec:
     is_alive: Probe = always
     prepare: Step = nothing
     depends_on: tuple[str, ...] = ()
+    listener: ports.Listener | None = None
+    reservation: ports.Reservation | None = None
     settle_s: float = 0.0
     ready_timeout_s: float = 60.0
     stop_signal: signal.Signals = signal.SIGTERM
@@ -73,17 +88,24 @@ class _Child:
         self.was_ready = asyncio.Event()
         self.ready_at: float | None = None
         self.starts = 0
+        self.moves = 0
         self.log_start = 0
 
     @property
     def is_running(self) -> bool:
         return self.process is not None and self.process.returncode is None
 
+    @property
+    def is_started(self) -> bool:
+        """Whether it runs or is about to."""
+        return self.is_running or (self.spawning is not None and not self.spawning.done())
+
 
 class Supervisor:
     """Runs the children of `specs` until it is told to stop.
 
     `say` gets readable lines. `on_pids` gets all process ids by name whenever a child was started.
+    `another_port` chooses a free loopback port for the child it is given the name of.
     """
 
     def __init__(
@@ -92,12 +114,14 @@ class Supervisor:
         *,
         say: Callable[[str], None],
         on_pids: Callable[[dict[str, int]], None],
+        another_port: Callable[[str], int] = any_port,
         pace: Pace | None = None,
     ) -> None:
         self._children = {spec.name: _Child(spec) for spec in specs}
         self._levels = _levels(specs)
         self._say = say
         self._on_pids = on_pids
+        self._another_port = another_port
         self._pace = pace or Pace()
         self._hurry = asyncio.Event()
         self._width = max((len(spec.name) for spec in specs), default=0)
@@ -150,13 +174,25 @@ class Supervisor:
         for dependency in dependencies:
             await dependency.was_ready.wait()
         delay_s = self._pace.first_delay_s
+        ports_left = _OTHER_PORTS
+        is_port_lost = False
         while True:
+            if ports_left and (is_port_lost or self._is_port_taken(child)):
+                ports_left -= 1
+                await self._move(child)
             child.ready_at = None
-            known_starts = [dependency.starts for dependency in dependencies]
+            known = [(dependency.starts, dependency.moves) for dependency in dependencies]
             cause, is_excused = await self._live(child)
+            if child.ready_at is not None:
+                ports_left = _OTHER_PORTS
+            is_port_lost = child.ready_at is None and (self._is_port_taken(child) or self._says_taken(child))
+            if is_port_lost and ports_left:
+                continue
+            if is_port_lost and child.spec.listener is not None:
+                cause += f" (port {child.spec.listener.port} is taken by another program)"
             if not child.was_ready.is_set():
                 # Being killed, or losing a server it was talking to, is no fault of its own.
-                is_excused |= known_starts != [dependency.starts for dependency in dependencies]
+                is_excused |= known != [(dependency.starts, dependency.moves) for dependency in dependencies]
                 if not is_excused or child.starts >= 5:
                     raise self._failure(child, cause)
             if child.ready_at is not None and time.monotonic() - child.ready_at > self._pace.healthy_after_s:
@@ -164,6 +200,40 @@ class Supervisor:
             self._tell(child, f"{cause}; starting it again in {delay_s:g} s")
             await asyncio.sleep(delay_s)
             delay_s = min(delay_s * 2, self._pace.longest_delay_s)
+
+    def _is_port_taken(self, child: _Child) -> bool:
+        """Whether somebody else listens on the port of a child that does not run."""
+        listener = child.spec.listener
+        return listener is not None and not ports.is_free(ports.LOOPBACK, listener.port)
+
+    def _says_taken(self, child: _Child) -> bool:
+        """Whether a child has ended because of its port; whoever had that may be gone by now."""
+        if child.spec.listener is None:
+            return False
+        return _TAKEN in processes.tail(child.spec.log, since=child.log_start, lines=200).lower()
+
+    async def _move(self, child: _Child) -> None:
+        """Give a child that does not run another port, and end those that know it by the old one."""
+        listener, name = child.spec.listener, child.spec.name
+        if listener is None:
+            return
+        old = listener.port
+        try:
+            listener.port = self._another_port(name)
+        except LocalStackError as exc:
+            if not child.was_ready.is_set():
+                raise
+            self._tell(child, f"port {old} is taken by another program, and no other can be had now ({exc})")
+            return
+        child.moves += 1
+        self._tell(child, f"port {old} is taken by another program; it gets port {listener.port}")
+        # One that is being prepared or waits for its next start takes the new port by itself.
+        dependents = [
+            other for other in self._children.values() if name in other.spec.depends_on and other.is_started
+        ]
+        for other in dependents:
+            self._tell(other, f"is started again, since {name} has another port")
+        await asyncio.gather(*(self._stop(other) for other in dependents))
 
     async def _live(self, child: _Child) -> tuple[str, bool]:
         """One life of a child: why it ended, and whether from outside."""
@@ -207,7 +277,14 @@ class Supervisor:
         spec = child.spec
         processes.rotate(spec.log)
         child.log_start = processes.size(spec.log)
-        child.process = await processes.spawn(spec.command, env=spec.env, cwd=spec.cwd, log=spec.log)
+        held = spec.reservation
+        try:
+            child.process = await processes.spawn(
+                spec.command, env=spec.env, cwd=spec.cwd, log=spec.log, fds=held.fds if held else ()
+            )
+        finally:
+            if held:
+                held.release()  # the child's own from here on, and free again when it ends
         child.starts += 1
         self._on_pids(self.pids)
         return child.process
@@ -250,6 +327,9 @@ class Supervisor:
     # Stopping
 
     async def _stop_all(self) -> None:
+        for child in self._children.values():
+            if child.spec.reservation is not None:
+                child.spec.reservation.release()
         for level in reversed(self._levels):
             await asyncio.gather(*(self._stop(self._children[name]) for name in level))
 

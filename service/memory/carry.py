@@ -41,6 +41,7 @@ from service.scope import (
     document_of,
     is_reserved_tag,
     turn_digest,
+    turn_of_document,
 )
 from service.settings import Settings
 
@@ -82,7 +83,7 @@ async def export(bank: BankId, *, review: HindsightReview, log: TurnsLog) -> Asy
     async for rows in walk(review, bank, page=_PAGE):
         for row in rows:
             if row.document_id is not None:
-                waiting.pop(row.document_id, None)
+                waiting.pop(turn_of_document(row.document_id), None)
         count += len(rows)
         yield b"".join(_encode(_fields_of(row)) for row in rows)
     if waiting:

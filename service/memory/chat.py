@@ -8,13 +8,14 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Final, Literal, Protocol, Self
+from typing import Any, Final, Protocol, Self
 
 from service.adapters.gateway import Gateway, Upstream
 from service.adapters.gateway_direct import DirectUpstream
 from service.errors import InvalidRequest, ServiceError
+from service.memory.chat_report import Report
 from service.memory.recall import Recaller
 from service.memory.recall_reader import normalised
 from service.memory.reflect import Reflected, Reflector
@@ -49,8 +50,6 @@ _TOO_LONG: Final = (
     "too_long: The answer in the form of response_schema is longer than max_tokens or max_chars."
 )
 
-Status = Literal["on", "off", "no_user", "check", "excluded", "degraded"]
-
 
 @dataclass(frozen=True, slots=True)
 class Ask:
@@ -71,53 +70,6 @@ class Ask:
     def name(self) -> str:
         """The model as the client calls it."""
         return str(self.body["model"])
-
-
-@dataclass(slots=True)
-class Report:
-    """What memory did for one chat; `stored` is empty while nothing was tried."""
-
-    status: Status
-    mode: str = "recall"
-    count: int = 0
-    query: str = ""
-    reason: str = ""
-    ids: list[str] = field(default_factory=list)
-    stored: str = ""
-    job_id: str = ""
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """The report without anything of the chat."""
-        said = {
-            "X-Memory-Status": self.status,
-            "X-Memory-Mode": self.mode,
-            "X-Memory-Count": str(self.count),
-            "X-Memory-Reason": self.reason.partition(":")[0],
-            "X-Memory-Stored": self.stored,
-            "X-Memory-Job-Id": self.job_id,
-        }
-        return {name: value for name, value in said.items() if value}
-
-    @property
-    def of_turn(self) -> dict[str, str]:
-        """What became of the turn, for the end of a stream, whose headers went out before it was over."""
-        said = {"stored": self.stored, "job_id": self.job_id}
-        return {name: value for name, value in said.items() if value}
-
-    def as_object(self) -> dict[str, object]:
-        """All of it, for a client that asked."""
-        return {
-            "status": self.status,
-            "mode": self.mode,
-            "count": self.count,
-            "query": self.query,
-            "degraded": self.status == "degraded",
-            "reason": self.reason,
-            "ids": self.ids,
-            "stored": self.stored,
-            "job_id": self.job_id,
-        }
 
 
 class _PartialTurn(AddRequest):

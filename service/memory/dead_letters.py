@@ -17,6 +17,8 @@ Note = Callable[[DeadLetter], object]
 
 _MOST_IDS = 1000
 _PAGE = 200
+# Redis's cursors are numbers of 64 bits; it takes a larger one for an error of the command.
+_MOST_CURSOR = 2**64 - 1
 
 
 def _listed(value: object) -> object:
@@ -88,7 +90,8 @@ async def page(
 
     `note` is told of each.
     """
-    if not (cursor.isascii() and (cursor.isdigit() or not cursor)) or len(cursor) > 20:
+    is_number = cursor.isascii() and (cursor.isdigit() or not cursor)
+    if not is_number or len(cursor) > 20 or int(cursor or "0") > _MOST_CURSOR:
         raise InvalidRequest("The cursor is not one that was answered before.")
     found, next_cursor = await letters.page(cursor=cursor, limit=limit, bank=BankId(bank) if bank else None)
     mine = sorted(_of(found, tenant), key=lambda letter: letter.turn.number)

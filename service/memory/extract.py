@@ -41,7 +41,7 @@ from service.policy.kinds import IMPORTANCE, KIND_TAG, SUBJECT, KeepPolicy, impo
 from service.policy.ranking import has_word, keep_tail
 from service.policy.small_talk import is_small_talk
 from service.policy.takeover import is_instruction_like
-from service.scope import BankId, DocumentId, fact_document_of
+from service.scope import BankId, DocumentId, fact_document_of, turn_digest
 from service.settings import Settings
 
 _log = logging.getLogger(__name__)
@@ -84,13 +84,14 @@ class Prepared:
     """What to store of some turns, and what has to be done once it is stored.
 
     `kept` tells how many memories each turn gave, None where only Hindsight can tell. `superseded` are ids
-    of memories that the new ones make outdated; `superfluous` are documents with the words of turns of which
+    of memories that the new ones make outdated, each with the digest of what it said when that was decided
+    (empty: not known); `superfluous` are documents with the words of turns of which
     memories were made, as the way past the log writes them (see `fallback`).
     """
 
     items: tuple[Item, ...]
     kept: dict[DocumentId, int] | None = None
-    superseded: tuple[str, ...] = ()
+    superseded: tuple[tuple[str, str], ...] = ()
     vetted_documents: tuple[DocumentId, ...] = ()
     superfluous: tuple[DocumentId, ...] = ()
 
@@ -151,8 +152,9 @@ class Extractor:
         And delete what is superfluous; False while Hindsight may still write it. May, and then must, be
         repeated. Raises `HindsightUnavailable`, and `HindsightRejected` where lists are refused.
         """
-        for memory_id in prepared.superseded:
-            await self._invalidate(bank, memory_id, _SUPERSEDED)
+        for memory_id, digest in prepared.superseded:
+            if await self._says_the_same(bank, memory_id, digest):
+                await self._invalidate(bank, memory_id, _SUPERSEDED)
         for document in prepared.vetted_documents:
             for fact in await self._curate.facts_of(bank, document):
                 kind, importance = kind_of(fact.tags), importance_of(fact.metadata, fact.tags)
@@ -163,6 +165,17 @@ class Extractor:
                 if reason:
                     await self._invalidate(bank, fact.id, f"not kept: {reason}")
         return await self._drop_words(bank, prepared.superfluous)
+
+    async def _says_the_same(self, bank: BankId, memory_id: str, digest: str) -> bool:
+        """Whether a memory is still what was found outdated: one that was corrected meanwhile is not."""
+        if not digest:
+            return True
+        try:
+            text = await self._curate.text_of(bank, memory_id)
+        except HindsightRejected:
+            _log.warning("invalidation_refused")
+            return False
+        return text is not None and turn_digest(text) == digest
 
     async def _drop_words(self, bank: BankId, documents: Sequence[DocumentId]) -> bool:
         """Delete turns' own documents; False while an operation that writes one of them runs."""
@@ -228,7 +241,11 @@ class Extractor:
         self._metrics.facts.labels("kept").inc(len(vetted.facts))
         for dropped in vetted.dropped:
             self._metrics.facts.labels(dropped.reason).inc()
-        replaced = dict.fromkeys(candidates[one].id for fact in vetted.facts for one in fact.replaces)
+        replaced = {
+            candidates[one].id: turn_digest(candidates[one].text)
+            for fact in vetted.facts
+            for one in fact.replaces
+        }
         _log.info(
             "facts_extracted",
             extra={
@@ -239,7 +256,7 @@ class Extractor:
                 "tokens": answer.prompt_tokens + answer.completion_tokens,
             },
         )
-        return _Kept(vetted.facts, tuple(replaced))
+        return _Kept(vetted.facts, tuple(replaced.items()))
 
     async def _candidates(
         self, bank: BankId, turns: Sequence[Spoken], own: Collection[DocumentId]
@@ -308,17 +325,23 @@ def _left_of_day_s() -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """The facts of a group (None: keep its words), by the turn's position, and ids they make outdated."""
+    """The facts of a group (None: keep its words), by the turn's position, and what they make outdated."""
 
     facts: tuple[Fact, ...] | None
-    superseded: tuple[str, ...]
+    superseded: tuple[tuple[str, str], ...]
 
 
 def _written(kept: _Kept, group: Sequence[Turn]) -> str:
     facts = kept.facts and [
         [fact.turn, fact.text, fact.kind, fact.importance, fact.subject] for fact in kept.facts
     ]
-    body = {"of": [turn.document_id for turn in group], "facts": facts, "superseded": kept.superseded}
+    body = {
+        "of": [turn.document_id for turn in group],
+        "facts": facts,
+        "superseded": [memory_id for memory_id, _ in kept.superseded],
+        # Beside the ids, so that a worker of an older version can go on with this.
+        "digests": [digest for _, digest in kept.superseded],
+    }
     return json.dumps(body, ensure_ascii=False, separators=(",", ":"))
 
 
@@ -330,7 +353,13 @@ def _restored(text: str, group: Sequence[Turn]) -> _Kept | None:
     if body["of"] != [turn.document_id for turn in group]:
         return None
     facts = body["facts"]
-    return _Kept(None if facts is None else tuple(Fact(*fact) for fact in facts), tuple(body["superseded"]))
+    superseded = body["superseded"]
+    # A worker of an older version has written none.
+    digests = body.get("digests") or [""] * len(superseded)
+    return _Kept(
+        None if facts is None else tuple(Fact(*fact) for fact in facts),
+        tuple(zip(superseded, digests, strict=True)),
+    )
 
 
 def _prepared(

@@ -19,17 +19,15 @@ from datetime import UTC, datetime
 from typing import Literal
 from uuid import UUID
 
-from service.adapters.hindsight import HindsightAdapter, Item, OperationState
+from service.adapters.hindsight import HindsightAdapter, OperationState
 from service.adapters.turns import NewTurn
 from service.errors import HindsightUnavailable
+from service.memory.turn_items import turn_item
 from service.scope import BankId, ConversationId, OperationId, operation_of
 from service.settings import Settings
 
 # With the two seconds that a hanging log takes, an add is answered within five.
 _LIMIT_S = 2.0
-# As in the worker's own calls (memory/store.py).
-_CONTEXT_TURNS = 2
-_CONTEXT_CHARS = 600
 # An operation id is used once for ever, also for what was forgotten since or has failed.
 _MOST_ROUNDS = 5
 _SEAL_CHARS = 32
@@ -82,7 +80,9 @@ class Fallback:
             state = await self._hindsight.operation_state(bank, operation)
             if state.status == "not_found":
                 await self._hindsight.make_bank(bank, tenant)
-                await self._hindsight.retain(bank, _items(conversation, turns), operation)
+                now = datetime.now(UTC).isoformat()
+                items = [turn_item(turns, place, conversation, now) for place in range(len(turns))]
+                await self._hindsight.retain(bank, items, operation)
                 return Sent("queued", self._ticket(tenant, bank, operation))
             if await self._still_holds(bank, turns, state):
                 return Sent("duplicate", self._ticket(tenant, bank, operation))
@@ -115,20 +115,3 @@ class Fallback:
         # Bank and operation have fixed lengths: nothing can move from one part to another.
         said = f"{bank}/{operation}/{tenant}".encode()
         return hmac.new(self._seal_key, said, hashlib.sha256).hexdigest()[:_SEAL_CHARS]
-
-
-def _items(conversation: ConversationId, turns: Sequence[NewTurn]) -> list[Item]:
-    now = datetime.now(UTC).isoformat()
-    return [
-        Item(
-            document_id=turn.document_id,
-            text=turn.text,
-            said_at=turn.said_at or now,
-            context="\n".join(
-                earlier.text[:_CONTEXT_CHARS] for earlier in turns[max(0, place - _CONTEXT_TURNS) : place]
-            ),
-            tags=(*turn.tags, conversation),
-            metadata=turn.metadata or {},
-        )
-        for place, turn in enumerate(turns)
-    ]

@@ -1,6 +1,7 @@
 """What became of one request's turns, for the tenant, or the one user, whose they are."""
 
 import asyncio
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -26,9 +27,18 @@ _STATUSES: dict[OperationStatus, Literal["queued", "retaining", "done", "failed"
 
 
 async def look_up(
-    job_id: str, *, tenant: str, bank: BankId | None, wait_s: float, log: TurnsLog, fallback: Fallback
+    job_id: str,
+    *,
+    tenant: str,
+    bank: BankId | None,
+    wait_s: float,
+    is_leaving: Callable[[], bool],
+    log: TurnsLog,
+    fallback: Fallback,
 ) -> JobReply:
     """The job as it is once it has ended, or after `wait_s` seconds; with `bank`, of that user alone.
+
+    A process that is told to stop answers at once with what it knows: it will not be there in `wait_s`.
 
     A key that knows its users by signed tokens is shown any job of its tenant: this request carries no token.
     Job ids are random, or sealed, and are told to nobody but who has added the turn; they hold no content.
@@ -44,7 +54,7 @@ async def look_up(
         )
         if reply is None:
             raise NotFound("There is no such job.")
-        if reply.status in _ENDED or asyncio.get_running_loop().time() >= ends:
+        if reply.status in _ENDED or asyncio.get_running_loop().time() >= ends or is_leaving():
             return reply
         await asyncio.sleep(_DIRECT_POLL_S if is_direct else _POLL_S)
 

@@ -10,15 +10,14 @@ from typing import Any, Final, Literal, get_args
 
 import yaml
 
+from service.policy.dify_app import app, environment
 from service.policy.dify_nodes import (
     KEY_VARIABLE,
     URL_VARIABLE,
     Json,
     Node,
     answer,
-    app,
     end,
-    environment,
     llm,
     memory_call,
     reference,

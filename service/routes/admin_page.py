@@ -1,29 +1,25 @@
 """`/admin`: the operators' page. Who has an API key with the scope `admin` signs in with it.
 
-The browser then holds a signed proof that names the key's id; whether that key is still good is asked at
-every request, so that a revoked one is out within seconds. All that changes something is a form with the
-visit's own key, answered with 303 back to the page.
+Only signed-in operators get past `admin_visit`. All that changes something is a form with the visit's own
+key, answered with 303 back to the page.
 """
 
-import hmac
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import urlencode
 
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from service.adapters.admin_visits import AdminVisit, refused
+from service.adapters.admin_visits import AdminVisit
 from service.adapters.dead_letters import DeadLetters
 from service.adapters.keys import ALL_SCOPES, KeyRecord
 from service.auth import Caller, note_subject
 from service.errors import (
-    FormRefused,
     InvalidRequest,
     KeyRefused,
     KeysUnavailable,
-    ScopeMissing,
     ServiceError,
     TooManyRequests,
 )
@@ -32,27 +28,33 @@ from service.memory.dead_letters import Action, Choice
 from service.memory.keys import Keys, NewKey, RevokeKey, RotateKey
 from service.memory.operation_view import Operator, Wanted
 from service.policy.admin_keys import LIFETIMES
-from service.policy.admin_page import key_page, overview_page, problem_page, sign_in_page
-from service.policy.admin_style import HEADERS
-from service.policy.admin_texts import AdminTexts, texts_in
+from service.policy.admin_page import key_page, overview_page, problem_page
+from service.policy.admin_texts import AdminTexts
 from service.policy.admin_view import Told
-from service.policy.html import Html
-from service.policy.me_texts import language_for
 from service.routes.admin import note_of
-from service.routes.admin_cookies import LANGUAGE, VISIT, keep, kept
+from service.routes.admin_cookies import LANGUAGE, VISIT, keep
+from service.routes.admin_visit import (
+    asking,
+    caller_with,
+    check_site,
+    dressed,
+    form_of,
+    html,
+    on_form,
+    on_visit,
+    problem,
+    query_of,
+    texts_of,
+)
 from service.routes.payload import read_payload
 from service.routes.services import Services, services_of
 
 router = APIRouter(tags=["operation"])
 
 _LANGUAGE_S = 365 * 86_400
-_MAX_QUERY_BYTES = 1024
-_MAX_COUNT = 1_000_000_000
 _WORDS = {"replay": "replayed", "drop": "dropped"}
 
 _Handler = Callable[[Request], Awaitable[Response]]
-_Step = Callable[[Services, Caller, AdminVisit, AdminTexts], Awaitable[Response]]
-_FormStep = Callable[[Services, Caller, Mapping[str, object], AdminTexts], Awaitable[Response]]
 
 
 def _told(description: str) -> dict[str, Any]:
@@ -74,10 +76,12 @@ _REFUSALS: dict[int | str, dict[str, Any]] = {
     429: _told("Too many tries within a minute."),
     503: _told("Out of reach for now; see Retry-After."),
 }
+_FORM_BODY = {
+    "requestBody": {"content": {"application/x-www-form-urlencoded": {"schema": {"type": "object"}}}}
+}
 
 
 def _form_route(path: str, summary: str, name: str) -> Callable[[_Handler], _Handler]:
-    form = {"application/x-www-form-urlencoded": {"schema": {"type": "object"}}}
     return router.post(
         path,
         operation_id=name,
@@ -85,19 +89,18 @@ def _form_route(path: str, summary: str, name: str) -> Callable[[_Handler], _Han
         status_code=303,
         response_class=RedirectResponse,
         responses=_REFUSALS | {303: {"description": "Done; the page says what."}},
-        openapi_extra={"requestBody": {"content": form}},
+        openapi_extra=_FORM_BODY,
     )
 
 
 def _key_route(path: str, summary: str, name: str) -> Callable[[_Handler], _Handler]:
-    form = {"application/x-www-form-urlencoded": {"schema": {"type": "object"}}}
     return router.post(
         path,
         operation_id=name,
         summary=summary,
         response_class=HTMLResponse,
         responses=_REFUSALS,
-        openapi_extra={"requestBody": {"content": form}},
+        openapi_extra=_FORM_BODY,
     )
 
 
@@ -120,7 +123,7 @@ def _key_route(path: str, summary: str, name: str) -> Callable[[_Handler], _Hand
 )
 async def show(request: Request) -> Response:
     """`lang`: zh or en. `cursor`: further dead letters. `show`: yes, with what they say."""
-    asked = _query_of(request)
+    asked = query_of(request)
 
     async def step(services: Services, caller: Caller, visit: AdminVisit, texts: AdminTexts) -> Response:
         operator = _operator(services, caller)
@@ -128,9 +131,9 @@ async def show(request: Request) -> Response:
         shown = await services.operation.overview(
             operator, visit, wanted, note_of(caller, "/admin") if wanted.shows_text else None
         )
-        return _html(overview_page(texts, shown))
+        return html(overview_page(texts, shown))
 
-    reply = await _on_visit(request, step, up="")
+    reply = await on_visit(request, step, up="")
     if "lang" in asked:
         keep(reply, request, LANGUAGE, asked["lang"], _LANGUAGE_S)
     return reply
@@ -140,11 +143,11 @@ async def show(request: Request) -> Response:
 async def sign_in(request: Request) -> Response:
     """With an API key that has the scope admin; every wrong one is refused alike."""
     services = services_of(request)
-    texts = _texts(request)
+    texts = texts_of(request)
     try:
-        _check_site(request)
+        check_site(request)
         form = await read_payload(request.scope, request.receive, services.settings.max_body_bytes)
-        caller = _caller_with(request, services, form.get("key"))
+        caller = caller_with(request, services, form.get("key"))
         proof, _ = services.operation.visits.make(caller.key_id, services.settings.admin_visit_s)
     except KeyRefused:
         # Only what is wrong counts: who shares an address, a proxy's perhaps, must not lock others out.
@@ -152,15 +155,13 @@ async def sign_in(request: Request) -> Response:
             if services.limits is not None:
                 services.limits.take_sign_in(request.client.host if request.client else "")
         except TooManyRequests as exc:
-            return _dressed(_problem(exc, texts))
-        is_off = not services.operation.visits.can_sign
-        reply = _html(sign_in_page(texts, up="../", is_wrong=True, is_off=is_off), 401)
-        return _dressed(_asking(reply))
+            return dressed(problem(exc, texts))
+        return dressed(asking(services, texts, up="../", is_wrong=True))
     except ServiceError as exc:
-        return _dressed(_problem(exc, texts))
+        return dressed(problem(exc, texts))
     reply = RedirectResponse("../admin", 303)
     keep(reply, request, VISIT, proof, services.settings.admin_visit_s)
-    return _dressed(reply)
+    return dressed(reply)
 
 
 @_form_route("/admin/sign-out", "Sign out of the operators' page", "sign_out_admin")
@@ -169,19 +170,18 @@ async def sign_out(request: Request) -> Response:
 
     async def step(services: Services, caller: Caller, visit: AdminVisit, texts: AdminTexts) -> Response:
         del caller
-        await _form_of(request, services, visit)
-        reply = RedirectResponse("../admin", 303)
+        await form_of(request, services, visit)
+        reply: Response = RedirectResponse("../admin", 303)
         keep(reply, request, VISIT, "", 0)
         try:
             await services.operation.visits.end(visit)
         except KeysUnavailable as exc:
             # Gone from this browser all the same.
-            problem = _problem(exc, texts)
-            keep(problem, request, VISIT, "", 0)
-            return problem
+            reply = problem(exc, texts)
+            keep(reply, request, VISIT, "", 0)
         return reply
 
-    return await _on_visit(request, step, up="../")
+    return await on_visit(request, step, up="../")
 
 
 @_form_route("/admin/replay", "Try to store dead letters again, from the page", "replay_on_page")
@@ -208,7 +208,7 @@ async def revoke_key(request: Request) -> Response:
         await _refresh(request, services, record)
         return _back(Told("revoked"))
 
-    return await _on_form(request, step)
+    return await on_form(request, step)
 
 
 @_key_route("/admin/rotate-key", "Replace a key, from the page", "rotate_key_on_page")
@@ -220,9 +220,9 @@ async def rotate_key(request: Request) -> Response:
     ) -> Response:
         key, record = await _keys(services, caller).rotate(RotateKey.read(_chosen(form, "id")))
         await _refresh(request, services, record)
-        return _html(key_page(texts, key, record.name, up="../"))
+        return html(key_page(texts, key, record.name, up="../"))
 
-    return await _on_form(request, step)
+    return await on_form(request, step)
 
 
 @_key_route("/admin/create-key", "Make a key, from the page", "create_key_on_page")
@@ -244,9 +244,9 @@ async def create_key(request: Request) -> Response:
         )
         key, record = await _keys(services, caller).create(ask, tenant=caller.tenant)
         await _refresh(request, services, record)
-        return _html(key_page(texts, key, record.name, up="../"))
+        return html(key_page(texts, key, record.name, up="../"))
 
-    return await _on_form(request, step)
+    return await on_form(request, step)
 
 
 async def _settle(request: Request, action: Action) -> Response:
@@ -255,7 +255,7 @@ async def _settle(request: Request, action: Action) -> Response:
     ) -> Response:
         choice = Choice.read(_chosen(form, "ids", "all"))
         if choice.all and form.get("sure") != "yes":
-            return _html(problem_page(texts, "", up="../", is_unsure=True), 422)
+            return html(problem_page(texts, "", up="../", is_unsure=True), 422)
         count = await dead_letters.settle(
             DeadLetters(services.turns),
             services.cache,
@@ -266,81 +266,7 @@ async def _settle(request: Request, action: Action) -> Response:
         )
         return _back(Told(_WORDS[action], count))
 
-    return await _on_form(request, step)
-
-
-async def _on_visit(request: Request, step: _Step, *, up: str) -> Response:
-    """The answer of a step to an operator who has signed in; to anybody else the form to do so."""
-    services = services_of(request)
-    texts = _texts(request)
-    try:
-        visit = services.operation.visits.read(kept(request, VISIT))
-        caller = _caller_of(request, services, visit)
-        if not await services.operation.is_open(visit):
-            raise refused()
-        reply = await step(services, caller, visit, texts)
-    except KeyRefused:
-        is_off = not services.operation.visits.can_sign
-        reply = _asking(_html(sign_in_page(texts, up=up, is_off=is_off), 401))
-    except ServiceError as exc:
-        reply = _problem(exc, texts)
-    return _dressed(reply)
-
-
-async def _on_form(request: Request, step: _FormStep) -> Response:
-    """The same for a form, which has to be one of this visit's pages."""
-
-    async def with_form(services: Services, caller: Caller, visit: AdminVisit, texts: AdminTexts) -> Response:
-        return await step(services, caller, await _form_of(request, services, visit), texts)
-
-    return await _on_visit(request, with_form, up="../")
-
-
-async def _form_of(request: Request, services: Services, visit: AdminVisit) -> dict[str, object]:
-    _check_site(request)
-    form = await read_payload(request.scope, request.receive, services.settings.max_body_bytes)
-    sent = form.get("form_key")
-    if not isinstance(sent, str) or not hmac.compare_digest(
-        sent.encode("utf-8", "surrogatepass"), visit.form_key.encode()
-    ):
-        raise FormRefused("This form was not made for this visit; open the page again.")
-    return form
-
-
-def _check_site(request: Request) -> None:
-    """What a browser says is sent from another site is refused.
-
-    Over plain http browsers tell only the origin, and older ones nothing. The page's referrer policy makes
-    them tell it for its own forms: `null` is another site's.
-    """
-    if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
-        raise FormRefused("This form comes from another site.")
-    origin = request.headers.get("origin")
-    settings = services_of(request).settings
-    # A proxy may change the host; the addresses of the settings are what browsers see.
-    known = {urlsplit(url).netloc for url in (settings.me_url, settings.public_url) if url}
-    if origin is not None and urlsplit(origin).netloc not in (known | {request.headers.get("host", "")}) - {
-        ""
-    }:
-        raise FormRefused("This form comes from another site.")
-
-
-def _caller_with(request: Request, services: Services, key: object) -> Caller:
-    if not isinstance(key, str):
-        raise refused()
-    try:
-        caller = services.keys.admit(request.scope, key)
-        caller.require("admin")
-    except (ScopeMissing, TooManyRequests) as exc:
-        # What else a key may do, or that it is one at all, is nobody's business here.
-        raise refused() from exc
-    return caller
-
-
-def _caller_of(request: Request, services: Services, visit: AdminVisit) -> Caller:
-    caller = services.keys.resume(request.scope, visit.key_id)
-    caller.require("admin")
-    return caller
+    return await on_form(request, step)
 
 
 def _operator(services: Services, caller: Caller) -> Operator:
@@ -370,49 +296,10 @@ def _wanted(asked: Mapping[str, str], texts: AdminTexts) -> Wanted:
     told = None
     if asked.get("done") in texts.told:
         number = int(count) if count.isascii() and count.isdigit() and len(count) <= 9 else 0
-        told = Told(asked["done"], min(number, _MAX_COUNT))
+        told = Told(asked["done"], number)
     return Wanted(cursor, asked.get("show") == "yes", told)
-
-
-def _query_of(request: Request) -> dict[str, str]:
-    """The first of each parameter; whatever else there is is ignored."""
-    raw = request.scope["query_string"][:_MAX_QUERY_BYTES].decode("utf-8", "replace")
-    found: dict[str, str] = {}
-    for name, value in parse_qsl(raw, keep_blank_values=True):
-        found.setdefault(name, value)
-    if found.get("lang") not in ("zh", "en"):
-        found.pop("lang", None)
-    return found
-
-
-def _texts(request: Request) -> AdminTexts:
-    chosen = _query_of(request).get("lang") or request.cookies.get(LANGUAGE, "")
-    if chosen in ("zh", "en"):
-        return texts_in("zh" if chosen == "zh" else "en")
-    return texts_in(language_for(request.headers.get("accept-language", "")))
-
-
-def _html(content: Html, status: int = 200) -> Response:
-    return HTMLResponse(content.encode("utf-8", "replace"), status)
-
-
-def _problem(error: ServiceError, texts: AdminTexts) -> Response:
-    reply = _html(problem_page(texts, error.code, up="../"), error.status)
-    if error.retry_after_s is not None:
-        reply.headers["Retry-After"] = str(error.retry_after_s)
-    return reply
-
-
-def _asking(reply: Response) -> Response:
-    reply.headers["WWW-Authenticate"] = "ApiKey"  # a 401 must name a way in
-    return reply
 
 
 def _back(told: Told) -> Response:
     query = {"done": told.what} | ({"count": str(told.count)} if told.count else {})
     return RedirectResponse(f"../admin?{urlencode(query)}#told", 303)
-
-
-def _dressed(reply: Response) -> Response:
-    reply.headers.update(HEADERS)
-    return reply

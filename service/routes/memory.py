@@ -147,6 +147,7 @@ async def job(
         tenant=caller.tenant,
         bank=caller.bank,
         wait_s=wait_s,
+        is_leaving=lambda: request.app.state.is_draining,
         log=services.turns,
         fallback=services.fallback,
     )

@@ -26,7 +26,8 @@ from service.errors import (
     NotFound,
     ServiceError,
 )
-from service.memory.chat import Ask, Chats, ChatStream, Report, body_checked, checked
+from service.memory.chat import Ask, Chats, ChatStream, body_checked, checked
+from service.memory.chat_report import Report
 from service.policy.chat_messages import is_chat, sound
 from service.policy.chat_options import MemoryOptions
 from service.problems import NO_STORE, JsonReply

@@ -122,8 +122,12 @@ def measure(url: str, requests: Sequence[bytes], *, connections: int, seconds: f
         target=_child, args=(theirs, parts.hostname, parts.port, list(requests), connections, seconds)
     )
     process.start()
+    # Only the child may hold its end: a child that dies has to be the end of the waiting for it.
+    theirs.close()
     try:
         load: Load = ours.recv()
+    except EOFError as error:
+        raise ChildProcessError("the process that makes the load died; it says why on stderr") from error
     finally:
         process.join()
     return load

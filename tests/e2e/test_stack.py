@@ -1,8 +1,10 @@
 """The stack end to end: first memory, isolation, restarts, kills; everything real."""
 
 import asyncio
+import json
 import os
 import signal
+import socket
 import sys
 from pathlib import Path
 
@@ -120,7 +122,20 @@ async def test_a_killed_child_comes_back_and_memories_stay(stack: Stack, user: s
 
 async def test_stop_and_start_keeps_what_was_accepted_and_what_was_stored(tmp_path: Path, user: str) -> None:
     folder = tmp_path / "data"
+
+    async def take_a_port() -> socket.socket:
+        """Be another program that takes Hindsight's port between its choice and its start."""
+        chosen = await wait_until(
+            lambda: json.loads((folder / "ports.json").read_text("utf-8"))["hindsight"],
+            "the ports are chosen",
+            timeout_s=60,
+        )
+        return socket.create_server(("127.0.0.1", chosen))
+
+    rival = asyncio.create_task(take_a_port())
     async with running_stack(folder, MEMORY_QUIET_S="0.2") as first:
+        with await rival as taken:
+            assert not first.hindsight_url.endswith(f":{taken.getsockname()[1]}")
         assert (await add(first, user, "My favourite tea is oolong.", "Good choice."))["status"] == "done"
         pids = dict(first.connection.pids)
         second = await asyncio.create_subprocess_exec(

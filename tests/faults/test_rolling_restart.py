@@ -181,6 +181,19 @@ async def test_a_process_that_leaves_says_so_first_and_ends_what_it_has(folder: 
         stack.hindsight.resume()
 
 
+async def test_a_long_poll_is_answered_when_the_process_is_told_to_leave(folder: Path) -> None:
+    async with open_stack(folder, Sizes(1, 0), drain_s=DRAIN_S, in_flight_s=2) as stack:
+        [api], [client] = stack.apis, stack.clients
+        added = await client.post("/memory/add", data={"user_id": "somebody", "user_message": "Tea."})
+        path = f"/memory/jobs/{added.json()['job_id']}"
+        polling = asyncio.create_task(client.get(path, params={"wait_s": "30"}, timeout=35))
+        await asyncio.sleep(0.3)  # it is on its way, and no worker will ever end it
+        assert not polling.done()
+        await api.stop(timeout_s=15)
+        assert (reply := await polling).status_code == 200
+        assert reply.json()["status"] == "queued"
+
+
 async def test_a_second_signal_ends_the_wait(folder: Path) -> None:
     async with open_stack(folder, Sizes(1, 0), drain_s=60) as stack:
         [api], [client] = stack.apis, stack.clients

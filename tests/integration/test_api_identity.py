@@ -64,8 +64,8 @@ IDS = (
 )
 
 
-async def test_people_with_odd_ids_get_their_own_memories_and_nobody_elses(
-    api: Api, workshop: Workshop
+async def test_people_with_odd_ids_get_and_forget_their_own_memories_and_nobody_elses(
+    api: Api, workshop: Workshop, stand_in: HindsightStandIn
 ) -> None:
     # Every text shares its words with every query, so that a shared bank would show.
     texts = {user: f"My locker code is quokka{number}" for number, user in enumerate(IDS)}
@@ -81,6 +81,16 @@ async def test_people_with_odd_ids_get_their_own_memories_and_nobody_elses(
         assert len(recalled["memories"]) == 1, user
         assert text in recalled["context"], user
         assert not recalled["degraded"], user
+    kept = dict(texts)
+    for user in IDS:
+        receipt = checked(await api.client.post("/memory/forget", json={"user_id": user, "all": True}), 200)
+        assert receipt["verified"], user
+        assert texts_of(checked(await api.recall(user, kept.pop(user)), 200)) == [], user
+        listed = checked(await api.client.post("/memory/list", json={"user_id": user}), 200)
+        assert listed["memories"] == [], user
+        assert {text for bank in stand_in.banks.values() for text in bank.texts} == {
+            f"User: {text}" for text in kept.values()
+        }, user
 
 
 async def test_odd_conversation_and_turn_ids_are_kept_apart(
@@ -97,6 +107,10 @@ async def test_odd_conversation_and_turn_ids_are_kept_apart(
         pass
     (bank,) = stand_in.banks.values()
     assert len(bank.documents) == 2 * len(ids)
+    for gone, conversation in enumerate(ids, start=1):
+        forget = {"user_id": user, "conversation_id": conversation}
+        receipt = checked(await api.client.post("/memory/forget", json=forget), 200)
+        assert (receipt["verified"], len(bank.documents)) == (True, 2 * len(ids) - gone), conversation
 
 
 # MemMachine#320, cognee#3520: the add of `test_user1` fails, and searching returns `test_user`'s memory.

@@ -151,7 +151,7 @@ async def test_many_come_page_by_page(morgue: Morgue) -> None:
         pages += 1
     assert set(found) == (await look(morgue.redis)).dead
     assert pages > 2
-    for wrong in ("-1", "x", "1.5", "١"):
+    for wrong in ("-1", "x", "1.5", "١", "18446744073709551616"):
         assert code_of(await morgue.api.client.get(LIST, params={"cursor": wrong}), 422)
 
 

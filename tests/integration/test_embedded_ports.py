@@ -18,11 +18,18 @@ def test_a_reserved_port_is_nobody_elses_and_refuses_callers() -> None:
     assert ports.is_free("127.0.0.1", port)
     reservation = ports.Reservation("127.0.0.1", port)
     assert not ports.is_free("127.0.0.1", port)
-    with pytest.raises(LocalStackError, match=f"Port {port}"):
+    with pytest.raises(ports.PortTaken, match=f"Port {port} on 127.0.0.1"):
         ports.Reservation("127.0.0.1", port)
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port), timeout=5)
     reservation.release()
+    reservation.release()
+    assert reservation.fds == ()
+    with socket.create_server(("127.0.0.1", port)), pytest.raises(ports.PortTaken, match=f"Port {port}"):
+        reservation.hold()
+    reservation.hold()
+    assert len(reservation.fds) == 1
+    assert not ports.is_free("127.0.0.1", port)
     reservation.release()
     assert ports.is_free("127.0.0.1", port)
 
@@ -35,8 +42,10 @@ def test_a_wanted_port_that_is_taken_is_an_error_and_a_default_one_moves_on(host
         holder.listen()
         port = holder.getsockname()[1]
         with pytest.raises(LocalStackError, match=f"Port {port} on {host} is already in use"):
-            ports.api_port(host, port, is_explicit=True)
-        assert port < ports.api_port(host, port, is_explicit=False) <= port + 100
+            ports.reserve(host, port, is_explicit=True)
+        moved = ports.reserve(host, port, is_explicit=False)
+        assert port < moved.port <= port + 100
+        moved.release()
 
 
 def test_a_remembered_port_is_taken_again_only_while_it_is_free() -> None:

@@ -6,7 +6,8 @@ import os
 import shutil
 import signal
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import asyncpg  # type: ignore[import-untyped]
@@ -18,7 +19,6 @@ from service.embedded import embeddings, postgres, redis_server
 from service.embedded.data_dir import DataDir
 from service.embedded.errors import LocalStackError
 from service.embedded.postgres import PostgresServer
-from service.embedded.probes import Address
 from service.embedded.processes import processes_in
 from service.embedded.supervisor import ChildSpec, Pace, Supervisor
 
@@ -45,6 +45,20 @@ async def running(*specs: ChildSpec) -> AsyncIterator[Supervisor]:
         stop.set()
         await asyncio.gather(task, return_exceptions=True)
     assert not any("killed" in line for line in said), said
+
+
+@asynccontextmanager
+async def taken_before_the_start(spec: ChildSpec) -> AsyncIterator[None]:
+    """Another program takes the port of `spec` after it was chosen, and says yes to everything there."""
+    assert spec.listener is not None
+
+    async def agree(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1024)
+        writer.write(b"R" if spec.name == postgres.NAME else b"+OK\r\n+PONG\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(agree, "127.0.0.1", spec.listener.port):
+        yield
 
 
 def deep(folder: Path) -> Path:
@@ -87,6 +101,26 @@ async def test_redis_is_durable_private_and_survives_kill_9(tmp_path: Path, is_d
                 assert str(server.password).encode() not in command_line(supervisor.pids["redis"])
         async with running(redis_server.spec(data, server, os.environ)):
             await wait_until(kept, "the write is there after an ordinary restart")
+
+
+async def test_redis_gets_another_port_when_its_own_is_taken_before_it_listens(tmp_path: Path) -> None:
+    with DataDir(deep(tmp_path) / "data") as data:
+        server = redis_server.redis_server(data, free_port())
+        chosen = server.port
+        spec = redis_server.spec(data, server, os.environ)
+        async with AsyncExitStack() as other:
+
+            async def prepare() -> None:
+                await spec.prepare()
+                if server.port == chosen:  # the last moment: the program is started next
+                    await other.enter_async_context(taken_before_the_start(spec))
+
+            async with running(replace(spec, prepare=prepare)):
+                assert server.port != chosen
+                async with redis.asyncio.Redis.from_url(server.url) as client:
+                    assert await client.config_get("port") == {"port": str(server.port)}
+                    with pytest.raises(redis.exceptions.ConnectionError):
+                        await redis.asyncio.Redis(port=chosen, password="none").config_get("port")
 
 
 @pytest.mark.parametrize("is_deep", [False, True], ids=["socket", "password"])
@@ -162,7 +196,10 @@ async def test_postgres_listens_with_a_password_where_no_socket_fits(tmp_path: P
     with DataDir(deep(tmp_path)) as data:
         server = postgres.postgres_server(data, free_port())
         assert server.address.socket is None
-        async with running(postgres.spec(server, await postgres.identity(), os.environ)):
+        chosen = server.port
+        spec = postgres.spec(server, await postgres.identity(), os.environ)
+        async with taken_before_the_start(spec), running(spec):
+            assert server.port != chosen
             assert await query(server, "SELECT 1") == 1
             with pytest.raises(asyncpg.InvalidPasswordError):
                 await asyncpg.connect(
@@ -172,7 +209,7 @@ async def test_postgres_listens_with_a_password_where_no_socket_fits(tmp_path: P
 
 async def test_a_cluster_of_another_version_is_named_and_not_touched(tmp_path: Path) -> None:
     with DataDir(tmp_path / "data") as data:
-        server = PostgresServer(data, Address(port=free_port()))
+        server = PostgresServer(data, None, free_port())
         server.folder.mkdir()
         with pytest.raises(LocalStackError, match="not a PostgreSQL data folder"):
             await postgres.spec(server, [], os.environ).prepare()

@@ -3,18 +3,20 @@
 import asyncio
 import os
 import signal
+import socket
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 from service.embedded.errors import ChildFailed, LocalStackError
-from service.embedded.supervisor import ChildSpec, Pace, Supervisor
+from service.embedded.ports import listens
+from service.embedded.supervisor import ChildSpec, Pace, Supervisor, any_port
 
-from tests.support import wait_until
+from tests.support import free_port, wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -36,6 +38,7 @@ class Life:
     said: list[str] = field(default_factory=list)
     published: list[dict[str, int]] = field(default_factory=list)
     stop: asyncio.Event = field(default_factory=asyncio.Event)
+    another_port: Callable[[str], int] = any_port
     is_ready: bool = False
     supervisor: Supervisor | None = None
     task: asyncio.Task[None] | None = None
@@ -53,7 +56,13 @@ class Life:
 
     def start(self, *specs: ChildSpec, pace: Pace = QUICK) -> None:
         """Begin to run the children."""
-        self.supervisor = Supervisor(specs, say=self.said.append, on_pids=self.published.append, pace=pace)
+        self.supervisor = Supervisor(
+            specs,
+            say=self.said.append,
+            on_pids=self.published.append,
+            another_port=self.another_port,
+            pace=pace,
+        )
 
         def ready() -> None:
             self.is_ready = True
@@ -301,3 +310,144 @@ async def test_what_a_child_started_itself_goes_with_it(tmp_path: Path) -> None:
         assert is_there(grandchild)
         await one.end()
         await wait_until(lambda: not is_there(grandchild), "the grandchild is gone")
+
+
+LISTEN = """
+import os, signal, socket
+server = socket.create_server(('127.0.0.1', int(os.environ['AT'])))
+signal.pause()
+"""
+
+
+@dataclass
+class Listener:
+    """A server on a port of our choice; `rivals` take it the moment before the server is started."""
+
+    port: int = field(default_factory=free_port)
+    rivals: int = 0
+    sockets: list[socket.socket] = field(default_factory=list)
+
+    def take(self) -> None:
+        """Be another program on the port."""
+        self.sockets.append(socket.create_server(("127.0.0.1", self.port)))
+
+    def leave(self) -> None:
+        """Be gone from all ports."""
+        while self.sockets:
+            self.sockets.pop().close()
+
+    def child(self, one: Life) -> ChildSpec:
+        """The child `a` that listens there."""
+        env = dict(os.environ)
+
+        async def prepare() -> None:
+            env["AT"] = str(self.port)
+            if self.rivals:
+                self.rivals -= 1
+                self.take()
+
+        async def is_ready(pid: int) -> bool:
+            return listens(pid, self.port)
+
+        return replace(one.child("a", LISTEN, is_ready=is_ready, prepare=prepare, listener=self), env=env)
+
+    def client(self, one: Life) -> ChildSpec:
+        """The child `b` that depends on `a` and tells where it was sent."""
+        env = dict(os.environ)
+
+        async def prepare() -> None:
+            env["AT"] = str(self.port)
+
+        code = "import os, signal; print(os.environ['AT'], flush=True); signal.pause()"
+        return replace(one.child("b", code, depends_on=("a",), prepare=prepare), env=env)
+
+
+@pytest.fixture
+def listener() -> Iterator[Listener]:
+    """A server whose rivals are gone after the test."""
+    one = Listener()
+    yield one
+    one.leave()
+
+
+async def test_a_port_taken_before_the_child_listens_is_replaced_and_handed_on(
+    tmp_path: Path, listener: Listener
+) -> None:
+    first, listener.rivals = listener.port, 3
+    async with life(tmp_path) as one:
+        one.start(listener.child(one), listener.client(one))
+        await wait_until(lambda: one.is_ready, "all are ready")
+        assert listener.port != first
+        assert one.says("a", f"port {first} is taken by another program; it gets port")
+        assert sum("it gets port" in line for line in one.said) == 3
+        told = tmp_path / "b.log"
+        await wait_until(
+            lambda: told.read_text("utf-8") == f"{listener.port}\n", "only the last is handed on"
+        )
+
+
+async def test_a_port_taken_long_before_the_start_costs_no_start(tmp_path: Path, listener: Listener) -> None:
+    listener.take()
+    async with life(tmp_path) as one:
+        one.start(listener.child(one))
+        await wait_until(lambda: one.is_ready, "it is ready")
+        assert len(one.published) == 1
+
+
+async def test_when_every_port_is_taken_the_error_names_the_last(tmp_path: Path, listener: Listener) -> None:
+    listener.rivals = 100
+    async with life(tmp_path) as one:
+        one.start(listener.child(one))
+        assert one.task is not None
+        with pytest.raises(ChildFailed, match=r"a could not be started.* \(port \d+ is taken") as failure:
+            await one.task
+    assert f"port {listener.port} " in str(failure.value)
+    assert len(one.published) == 4
+    assert "Address already in use" in failure.value.log_tail
+
+
+async def test_a_rival_that_is_gone_again_is_known_from_the_log(tmp_path: Path, listener: Listener) -> None:
+    chosen = listener.port
+    code = f"import os, sys\nif os.environ['AT'] == '{chosen}': sys.exit('bind: Address already in use')\n"
+    async with life(tmp_path) as one:
+        one.start(replace(listener.child(one), command=[sys.executable, "-S", "-c", code + LISTEN]))
+        await wait_until(lambda: one.is_ready, "it is ready")
+        assert listener.port != chosen
+
+
+async def test_a_port_lost_at_a_restart_sends_those_that_depend_on_it_to_the_new_one(
+    tmp_path: Path, listener: Listener
+) -> None:
+    chosen = listener.port
+    async with life(tmp_path) as one:
+        one.start(listener.child(one), listener.client(one))
+        await wait_until(lambda: one.is_ready, "all are ready")
+        before = dict(one.pids)
+        told = tmp_path / "b.log"
+        await wait_until(lambda: told.read_text("utf-8") == f"{chosen}\n", "the first port was handed on")
+        listener.rivals = 1
+        os.kill(before["a"], signal.SIGKILL)
+        await wait_until(lambda: one.says("a", "ready again"), "it is back")
+        await wait_until(
+            lambda: told.read_text("utf-8") == f"{chosen}\n{listener.port}\n", "the new port was handed on"
+        )
+        assert listener.port != chosen
+        assert not is_there(before["b"])
+        assert one.says("b", "is started again, since a has another port")
+
+
+async def test_without_another_port_a_restart_waits_for_its_own(tmp_path: Path, listener: Listener) -> None:
+    def none(name: str) -> int:
+        raise LocalStackError(f"no port for {name}")
+
+    chosen = listener.port
+    async with life(tmp_path) as one:
+        one.another_port = none
+        one.start(listener.child(one))
+        await wait_until(lambda: one.is_ready, "it is ready")
+        listener.rivals = 1
+        os.kill(one.pids["a"], signal.SIGKILL)
+        await wait_until(lambda: one.says("a", f"port {chosen}", "no port for a"), "it is told")
+        listener.leave()
+        await wait_until(lambda: one.says("a", "ready again"), "it is back")
+        assert listener.port == chosen

@@ -1,13 +1,14 @@
 """`dify-memory up` as a process: terminal, files, signals and end, with a stand-in for Hindsight."""
 
 import asyncio
+import errno
 import json
 import os
 import signal
 import socket
 import stat
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,10 +55,11 @@ class Up:
         assert connection is not None, self.said
         return connection.pids
 
-    async def ready(self) -> None:
+    async def ready(self, meanwhile: Callable[[], None] = lambda: None) -> None:
         """Wait for the published connection."""
 
         def is_ready() -> bool:
+            meanwhile()
             assert self.process.returncode is None, self.said
             return read_connection(self.data_dir) is not None
 
@@ -95,6 +97,19 @@ async def up(
         yield one
     finally:
         await one.end(signal.SIGTERM)
+
+
+def listen_for_a_moment(port: int) -> None:
+    """Be another program that wants the port, which somebody holds all the time."""
+    with socket.socket() as rival:
+        rival.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            rival.bind(("127.0.0.1", port))
+            rival.listen()
+            is_refused = False
+        except OSError as exc:
+            is_refused = exc.errno == errno.EADDRINUSE
+    assert is_refused, "The port was free for a moment."
 
 
 async def command(data_dir: Path, *words: str) -> str:
@@ -154,7 +169,10 @@ async def test_up_tells_serves_keeps_and_leaves_nothing(data_dir: Path, hindsigh
     port = free_port()
     options = ("--hindsight-url", hindsight, "--port", str(port))
     async with up(data_dir, *options) as one:
-        await one.ready()
+        await wait_until(
+            lambda: (data_dir / "logs" / "api.log").exists(), "the API is starting", timeout_s=30
+        )
+        await one.ready(meanwhile=lambda: listen_for_a_moment(port))
         connection = read_connection(data_dir)
         assert connection is not None
         assert connection.url == f"http://127.0.0.1:{port}"
@@ -230,9 +248,13 @@ async def test_up_tells_serves_keeps_and_leaves_nothing(data_dir: Path, hindsigh
 
 async def test_every_child_and_up_itself_may_be_killed(data_dir: Path, hindsight: str) -> None:
     options = ("--hindsight-url", hindsight, "--port", str(free_port()))
-    async with up(data_dir, *options) as one:
+    async with up(data_dir, *options) as one, httpx.AsyncClient() as idle:
         await one.ready()
         before = one.pids
+        connection = read_connection(data_dir)
+        assert connection is not None
+        # Its connection outlives the process at the other end, and must not keep the next one from the port.
+        assert (await idle.get(f"{connection.url}/health/live")).status_code == 200
         for pid in before.values():
             os.kill(pid, signal.SIGKILL)
 

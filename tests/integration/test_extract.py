@@ -11,6 +11,7 @@ from redis.asyncio import Redis
 from service import keyspace
 from service.adapters.cache import RecallCache
 from service.adapters.hindsight import HindsightAdapter
+from service.adapters.hindsight_review import HindsightReview
 from service.adapters.turns import Job, NewTurn, TurnsLog
 from service.memory.extractors import open_extractors
 from service.memory.policies import Policies
@@ -279,6 +280,58 @@ async def test_another_worker_goes_on_with_what_the_first_has_found_out(
     assert scene.asked == 2
     assert (await look(scene.redis)).faults() == []
     assert await without_ttl(scene.redis) == set()
+
+
+async def test_an_export_holds_a_memory_and_not_its_turn_as_well(scene: Scene) -> None:
+    await scene.add("我在杭州做后端")
+    scene.stand_in.fail("operation", "status", status=503, times=1)
+    await scene.work()
+    assert await scene.log.pending(scene.bank), "it is stored and not settled"
+    async with run_api(scene.settings) as api:
+        reply = await api.client.get("/memory/export", params={"user_id": USER})
+    memory, end = (json.loads(line) for line in reply.text.splitlines())
+    assert (memory["type"], memory["text"]) == ("memory", "用户在杭州做后端")
+    assert end == {"type": "end", "memories": 1, "pending": 0}
+
+
+async def test_what_was_corrected_meanwhile_is_not_outdated(scene: Scene) -> None:
+    await scene.tell("我在杭州做后端")
+    [old] = scene.memories
+    await scene.add("我搬到上海了", conversation="two")
+    scene.stand_in.fail("retain", "status", status=503, times=1)
+    await scene.work()
+    async with HindsightAdapter.from_settings(scene.settings) as hindsight:
+        assert await HindsightReview(hindsight).correct(scene.bank, old.id, "用户在成都做前端")
+    await scene.work(2)
+    assert sorted(scene.texts) == sorted(["用户在成都做前端", "用户在上海做后端"])
+    assert scene.asked == 2
+
+
+async def test_what_a_worker_of_before_has_found_out_is_still_done(scene: Scene) -> None:
+    await scene.tell("我在杭州做后端")
+    await scene.add("我搬到上海了", conversation="two")
+    scene.stand_in.fail("retain", "status", status=503, times=1)
+    await scene.work()
+    key = keyspace.batch(scene.bank)
+    written = json.loads(await scene.redis.hget(key, "prepared") or "")  # type: ignore[misc]
+    assert len(written.pop("digests")) == 1
+    await scene.redis.hset(key, "prepared", json.dumps(written))  # type: ignore[misc]
+    await scene.work(2)
+    assert scene.texts == ["用户在上海做后端"]
+    assert scene.asked == 2
+
+
+async def test_what_is_stored_is_no_dead_letter_when_nothing_can_be_outdated(scene: Scene) -> None:
+    await scene.tell("我在杭州做后端")
+    job_id = await scene.add("我搬到上海了", conversation="two")
+    scene.stand_in.fail("memory_update", "status", status=500)
+    await scene.work(scene.settings.max_attempts - 1)
+    assert (await scene.job(job_id)).status == "waiting"
+    await scene.work()
+    job = await scene.job(job_id)
+    assert (job.status, job.memories_kept) == ("done", 1)
+    assert sorted(scene.texts) == sorted(["用户在杭州做后端", "用户在上海做后端"])
+    assert (await look(scene.redis)).faults() == []
 
 
 async def test_a_poisoned_fact_dies_alone(scene: Scene) -> None:

@@ -92,7 +92,9 @@ async def test_an_event_makes_cached_answers_old_once(
     after = await epoch(redis, bank)
     assert after not in (None, before)
     assert checked(await deliver(api, said), 200)["status"] == "known"
+    assert await epoch(redis, bank) == after
     assert checked(await deliver(api, event(bank, kind)), 200)["status"] == "seen"
+    assert await epoch(redis, bank) != after
     assert await without_ttl(redis) == set()
 
 
@@ -205,7 +207,7 @@ async def test_while_redis_is_away_hindsight_is_told_to_come_again(
     stand_in: HindsightStandIn, bank: BankId
 ) -> None:
     async with run_api(settings_for("redis://127.0.0.1:1/0", stand_in.url, webhook_secret=SECRET)) as api:
-        assert code_of(await deliver(api, event(bank)), 503) == "unavailable"
+        assert code_of(await deliver(api, event(bank)), 503) == "turns_log_unavailable"
 
 
 async def test_a_bank_that_waits_for_its_operation_is_looked_at_now(

@@ -9,7 +9,8 @@ import openai
 import pytest
 from service.adapters.gateway import Gateway
 from service.adapters.gateway_direct import OpenAiServer
-from service.memory.chat import Ask, Chats, ChatStream, Report
+from service.memory.chat import Ask, Chats, ChatStream
+from service.memory.chat_report import Report
 from service.memory.retain import Accepted
 from service.metrics import Metrics
 from service.policy.chat_options import MemoryOptions

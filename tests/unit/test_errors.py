@@ -18,9 +18,9 @@ import redis.exceptions
 from aiohttp.client_reqrep import ConnectionKey
 from hindsight_client_api.exceptions import ApiException
 from service import errors
-from service.adapters import hindsight
+from service.adapters import hindsight_errors
 from service.adapters.cache import RecallCache
-from service.adapters.turns import TurnsLog
+from service.adapters.turns_redis import TurnsRedis
 from service.errors import (
     CacheUnavailable,
     HindsightRejected,
@@ -118,7 +118,7 @@ SETTINGS = Settings.model_validate({"redis_url": "redis://127.0.0.1:1/0"})
 
 @asynccontextmanager
 async def turns_guard() -> AsyncIterator[None]:
-    async with TurnsLog.from_settings(SETTINGS) as log, log._redis_errors():
+    async with TurnsRedis(SETTINGS.redis_url, timeout_s=2.0) as opened, opened.errors():
         yield
 
 
@@ -129,7 +129,7 @@ async def cache_guard() -> AsyncIterator[None]:
 
 
 def hindsight_guard() -> AbstractAsyncContextManager[None]:
-    return hindsight.vendor_errors(1)
+    return hindsight_errors.vendor_errors(1)
 
 
 REDIS_KINDS = [

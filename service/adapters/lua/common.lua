@@ -1,4 +1,4 @@
--- Shared by all scripts of the turns log: put in front of each by service/adapters/turns.py.
+-- Shared by all scripts of the turns log: put in front of each by service/adapters/turns_redis.py.
 -- One clock for everything: the server's, in Unix milliseconds.
 local function now_ms()
   local t = redis.call('TIME')
