@@ -46,6 +46,9 @@ TOKEN_KEYS=k1:$(secret)
 # Cached answers on a Redis of their own: both lines, as they are.
 #COMPOSE_PROFILES=cache
 #CACHE_REDIS_URL=redis://:\${REDIS_PASSWORD}@memory-cache:6379/0
+# Redis of accepted turns: the memory it may fill, and, well above that, the container's limit.
+#REDIS_MAXMEMORY=640mb
+#REDIS_MEMORY=1G
 
 # A language model that extracts memories, as litellm names it; without one turns are kept word for word.
 #MEMORY_LLM_MODEL=openai/gpt-4o-mini

@@ -30,7 +30,7 @@ in one place.
 | `mem:data-version` | string | which version of this table the data follows | accepted work |
 | `mem:data-migration` | string | a process brings the data up to date | yes |
 | `mem:job:J` | hash | state of one job | yes |
-| `mem:seen:D` | string | turn digest → its job | yes |
+| `mem:seen:D` | string | turn digest → its job, and the number of its first turn | yes |
 | `mem:forgotten:B` | hash | all, conversation or document → number; what came before is not known | yes |
 | `mem:forgetting:B` | hash | a forget that has not ended: what it took, operations it looks for | yes |
 | `mem:bank-made:B` | string | bank B is known to exist in Hindsight | yes |
@@ -146,7 +146,7 @@ def job(job_id: JobId) -> str:
 
 
 def seen(digest: str) -> str:
-    """Job of a turn that was accepted before."""
+    """Job and number of a turn that was accepted before."""
     return f"mem:seen:{digest}"
 
 

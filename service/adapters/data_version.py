@@ -8,6 +8,12 @@ reads, and what it writes would not be understood. The same goes for what is no 
 A step of the way may be interrupted anywhere and is then done again, and former and new processes may be at
 work meanwhile, as they are in a rolling restart: a step adds what is missing and takes nothing away that the
 layout before it needs.
+
+Layout 1 wrote the job alone as the value of `mem:seen:D`, layout 2 adds the turn's number. Layout 2 reads
+both, and takes what has no number for a repetition as long as nobody can tell that it was forgotten since.
+Layout 1 takes the whole value for the job: while processes of it still run, it answers a repetition of a turn
+that a process of layout 2 has accepted and stored with that, or, once anything of the user's was forgotten,
+takes it for new words. Nothing has to be carried forward: the values expire.
 """
 
 import asyncio
@@ -22,6 +28,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from service import keyspace
 from service.adapters.redis_urls import open_client
+from service.adapters.turns_redis import script_text
 from service.errors import ServiceError, TurnsLogUnavailable
 from service.scope import BankId, JobId
 
@@ -55,11 +62,6 @@ if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
 return redis.call('PEXPIRE', KEYS[1], ARGV[2])
 """
 _RELEASE = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0"
-# KEYS: dead, dead of the bank. ARGV: document id, tenant. A letter that was seen to meanwhile is not listed.
-_LIST_LETTER = """
-if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then return 0 end
-return redis.call('HSETNX', KEYS[2], ARGV[1], ARGV[2])
-"""
 
 
 class DataUnusable(ServiceError):
@@ -91,9 +93,11 @@ async def _list_letters_by_bank(redis: Redis, keep: Callable[[], Awaitable[None]
 async def list_letters(redis: Redis, cursor: int, page: int = _PAGE) -> tuple[int, int]:
     """List one page of dead letters by bank where they are not; the next page (0: none), how many were not.
 
-    A worker of layout 1 that still runs puts letters aside without listing them.
+    A worker of layout 1 that still runs puts letters aside without listing them. Those whose words were
+    forgotten since are dropped.
     """
     listed = 0
+    script = script_text("list_letter")
     cursor, letters = await cast("Any", redis.hscan(keyspace.DEAD, cursor, count=page))
     parts = {document: str(letter).partition("\n")[::2] for document, letter in letters.items()}
     pipe = redis.pipeline(transaction=False)
@@ -106,8 +110,9 @@ async def list_letters(redis: Redis, cursor: int, page: int = _PAGE) -> tuple[in
         # The reason, then the turn: its number, its time, its job (see lua/common.lua).
         job = rest.split("\n", 4)[3:4]
         tenant = await cast("Any", redis.hget(keyspace.job(JobId(job[0])), "tenant")) if job else None
-        keys = (keyspace.DEAD, keyspace.dead_of(BankId(bank)))
-        listed += await cast("Any", redis.eval(_LIST_LETTER, 2, *keys, document, tenant or ""))
+        keys = (keyspace.DEAD, keyspace.dead_of(BankId(bank)), keyspace.forgotten(BankId(bank)))
+        args = (document, tenant or "", keyspace.job(JobId("")))
+        listed += await cast("Any", redis.eval(script, len(keys), *keys, *args))
     return int(cursor), listed
 
 

@@ -24,7 +24,11 @@ class DeadLetter:
 
 
 class DeadLetters:
-    """The dead letters of a turns log. Every method raises `TurnsLogUnavailable` like the log's own."""
+    """The dead letters of a turns log. Every method raises `TurnsLogUnavailable` like the log's own.
+
+    A letter whose words were forgotten since is none: whoever comes across one drops it, and its job ends
+    `cancelled`. A forget itself takes those that the bank lists, which a worker of an older version does not.
+    """
 
     def __init__(self, log: TurnsLog) -> None:
         self._log = log
@@ -37,18 +41,14 @@ class DeadLetters:
         Every letter that is there all the while is on some page; one may be on two.
         """
         keys = [keyspace.DEAD, *([keyspace.dead_of(bank)] if bank else [])]
-        next_cursor, flat = await self._log.run(
-            "letters_page", keys, [keyspace.dead_of(BankId("")), cursor or "0", limit]
-        )
+        next_cursor, flat = await self._log.run("letters_page", keys, [*_prefixes(), cursor or "0", limit])
         return list(_letters(flat)), "" if next_cursor == "0" else next_cursor
 
     async def find(self, documents: Iterable[DocumentId]) -> list[DeadLetter]:
         """Those of the documents that are dead letters."""
         found: list[DeadLetter] = []
         for chunk in _chunks(list(documents)):
-            found += _letters(
-                await self._log.run("letters_find", [keyspace.DEAD], [keyspace.dead_of(BankId("")), *chunk])
-            )
+            found += _letters(await self._log.run("letters_find", [keyspace.DEAD], [*_prefixes(), *chunk]))
         return found
 
     async def replay(self, letters: Iterable[DeadLetter]) -> int:
@@ -70,6 +70,7 @@ class DeadLetters:
                         keyspace.DUE,
                         keyspace.CLAIMS,
                         keyspace.WAITING,
+                        keyspace.forgotten(bank),
                     ],
                     [
                         bank,
@@ -90,6 +91,11 @@ class DeadLetters:
                     "drop", [keyspace.DEAD, keyspace.dead_of(bank)], [bank, *chunk]
                 )
         return dropped
+
+
+def _prefixes() -> tuple[str, str, str]:
+    """Of the keys that the scripts make of what a letter says: its bank's letters and marks, its job."""
+    return keyspace.dead_of(BankId("")), keyspace.forgotten(BankId("")), keyspace.job(JobId(""))
 
 
 def _letters(flat: Sequence[str]) -> Iterator[DeadLetter]:

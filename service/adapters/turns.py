@@ -5,11 +5,12 @@ batch, or among the dead letters; what is in none of them is stored. Every step 
 Lua script, so that a crash leaves either the state before or the state after, and each script may
 be run again when its reply was lost. Times are the Redis server's clock, in Unix milliseconds.
 
-Work is handed out by *claims*: `claim` gives due banks away under a growing token and moves their
+Work is handed out by *claims*: `claim` gives due banks away, each under a new token, and moves their
 due time to the claim's end. A worker that dies simply lets the claim run out; one that comes back
 late holds an old token, and each writing script refuses it (`ClaimLost`).
 """
 
+import secrets
 from collections.abc import Mapping, Sequence
 from time import monotonic
 from types import TracebackType
@@ -161,7 +162,9 @@ class TurnsLog:
         """Up to `most` due banks, oldest first, each claimed for `claim_s` seconds."""
         asked_at = monotonic()
         flat = await self._redis.run(
-            "claim", [keyspace.DUE, keyspace.CLAIMS, keyspace.CLAIM_NUMBER], [most, self._claim_ms]
+            "claim",
+            [keyspace.DUE, keyspace.CLAIMS, keyspace.CLAIM_NUMBER],
+            [most, self._claim_ms, secrets.token_hex(4)],
         )
         return [
             Claim(BankId(bank), token, asked_at) for bank, token in zip(flat[::2], flat[1::2], strict=True)

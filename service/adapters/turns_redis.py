@@ -45,6 +45,12 @@ _SCRIPTS = (
 )
 
 
+def script_text(name: str) -> str:
+    """The script of this name with what all of them share in front of it."""
+    folder = files("service.adapters") / "lua"
+    return (folder / "common.lua").read_text("utf-8") + (folder / f"{name}.lua").read_text("utf-8")
+
+
 class TurnsRedis:
     """The log's connections; open it as an async context manager.
 
@@ -72,11 +78,8 @@ class TurnsRedis:
         )
         self._shared = await PipelinedRedis(self._url).__aenter__()
         self._on_shared = SharedScripts(self._shared)
-        folder = files("service.adapters") / "lua"
-        common = (folder / "common.lua").read_text("utf-8")
         self._scripts: dict[str, AsyncScript] = {
-            name: self.client.register_script(common + (folder / f"{name}.lua").read_text("utf-8"))
-            for name in _SCRIPTS
+            name: self.client.register_script(script_text(name)) for name in _SCRIPTS
         }
         return self
 

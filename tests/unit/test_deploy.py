@@ -109,15 +109,23 @@ def test_a_container_is_well_while_it_serves_whatever_is_common_to_all() -> None
 
 def test_links_to_a_person_s_page_are_signed_and_files_that_settings_name_are_mounted() -> None:
     assert SERVICES["memory-api"]["environment"]["MEMORY_TOKEN_KEYS"] == "${TOKEN_KEYS:?run make-env.sh}"
+    kept_out = texts()[".gitignore"].splitlines()
     for name in OURS:
         assert SERVICES[name]["volumes"] == ["./files:/etc/dify-memory:ro"]
-    assert "files/" in texts()[".gitignore"].splitlines()
+        files = ["memory.env", f"{name.removeprefix('memory-')}.env"]
+        assert SERVICES[name]["env_file"] == [{"path": path, "required": False} for path in files]
+        assert set(files) <= set(kept_out)
+    assert "files/" in kept_out
 
 
 def test_accepted_turns_are_on_the_disk_and_never_evicted() -> None:
     accepted = SERVICES["memory-redis"]["command"][-1]
     assert "--appendonly yes --appendfsync always" in accepted
-    assert "--maxmemory-policy noeviction" in accepted
+    assert '--maxmemory "$$REDIS_MAXMEMORY" --maxmemory-policy noeviction' in accepted
+    # Full, it has to refuse turns before the kernel kills it: room for a rewrite of the file and for buffers.
+    redis = SERVICES["memory-redis"]
+    assert redis["environment"]["REDIS_MAXMEMORY"] == "${REDIS_MAXMEMORY:-640mb}"
+    assert redis["deploy"]["resources"]["limits"]["memory"] == "${REDIS_MEMORY:-1G}"
     assert SERVICES["memory-redis"]["volumes"] == ["redis:/data"]
     assert SERVICES["memory-cache"]["profiles"] == ["cache"]
 
@@ -192,13 +200,16 @@ def test_a_unit_restarts_its_command_and_gives_it_no_rights(name: str, command: 
             key, equals, value = line.partition("=")
             assert equals
             assert key.isalnum()
-            values[key] = value
+            # A key may be given several times; of the files the later one goes before the earlier one.
+            values[key] = f"{values[key]} {value}" if key == "EnvironmentFile" and key in values else value
     service = sections["Service"]
     assert service["ExecStart"].endswith(f"/dify-memory {command}")
     # Several processes of the API on one machine, each on the port it is named after.
     assert ("MEMORY_PORT=%i" in service["ExecStart"]) == (command == "serve")
     assert command in COMMANDS
-    assert service["EnvironmentFile"] == "/etc/dify-memory/memory.env"
+    folder, role = "/etc/dify-memory", "api" if command == "serve" else command
+    files = [f"{folder}/memory.env", f"-{folder}/{role}.env", f"-{folder}/{role}-%i.env"]
+    assert service["EnvironmentFile"].split() == files
     assert service["Restart"] == "always"
     assert int(service["TimeoutStopSec"]) > (LEAVES_S if command == "serve" else 20)
     for key in ("NoNewPrivileges", "DynamicUser", "PrivateTmp", "PrivateDevices", "RestrictNamespaces"):

@@ -71,6 +71,15 @@ def test_values_and_schema_say_the_same() -> None:
     assert set(_paths(VALUES)) == {path for path in _schema_paths(SCHEMA) if path != ("global",)}
 
 
+def test_what_set_turns_into_a_number_is_taken_unless_it_would_become_another() -> None:
+    properties = SCHEMA["properties"]
+    targets = [properties[role]["properties"]["autoscaling"]["properties"] for role in ("api", "worker")]
+    numbers = [target["externalMetric"]["properties"]["targetValue"] for target in targets]
+    for schema in (properties["secretVersion"], *numbers):
+        assert {"string", "integer"} <= set(schema["type"])
+    assert properties["image"]["properties"]["tag"]["type"] == "string"  # 1.10 would be 1.1
+
+
 def test_the_schema_knows_no_other_values() -> None:
     assert SCHEMA["additionalProperties"] is False
     for key, schema in SCHEMA["properties"].items():

@@ -15,8 +15,11 @@ local function waiting_text(first, last, count, documents)
   return string.format('%d %d %d %s', first, last, count, documents)
 end
 
--- Due once quiet for a while, or after the longest wait, or when full.
-local function due_ms(first, last, count, quiet_ms, max_wait_ms, max_turns)
+-- Due once quiet for a while, or after the longest wait, or when full; `now` where it is known already.
+local function due_ms(first, last, count, quiet_ms, max_wait_ms, max_turns, now)
+  now = now or now_ms()
+  -- What came later than now came while the clock was ahead: nobody knows how long it waits, so it waits no more.
+  if first > now or last > now then return 0 end
   if count >= max_turns then return first end
   return math.min(last + quiet_ms, first + max_wait_ms)
 end
@@ -30,6 +33,51 @@ end
 local function head_of(turn)
   local number, accepted, job_id, conversation = string.match(turn, '^(%d+)\n(%d+)\n([^\n]*)\n([^\n]*)\n')
   return tonumber(number), tonumber(accepted), job_id, conversation
+end
+
+-- Whether all of the bank, or one of the labels (conversation, documents), was forgotten after this number.
+local function was_forgotten(marks, number, labels)
+  if (tonumber(redis.call('HGET', marks, 'all')) or 0) > number then return true end
+  for _, label in ipairs(labels) do
+    if (tonumber(redis.call('HGET', marks, label)) or 0) > number then return true end
+  end
+  return false
+end
+
+-- A turn of this job is not to be stored any more. One that was dead may be the last: its job had ended then.
+local function cancel_turn(job, was_dead, now, ttl_s)
+  if redis.call('EXISTS', job) == 0 then return end
+  redis.call('HSET', job, 'cancelled', 1)
+  if was_dead then
+    if redis.call('HINCRBY', job, 'failed', -1) <= 0 then redis.call('HDEL', job, 'failed') end
+  else
+    redis.call('HINCRBY', job, 'left', -1)
+  end
+  if tonumber(redis.call('HGET', job, 'left') or '0') > 0 or redis.call('HEXISTS', job, 'failed') == 1 then return end
+  redis.call('HSET', job, 'status', 'cancelled', 'reason', '', 'finished_ms', now)
+  if ttl_s then redis.call('EXPIRE', job, ttl_s) end
+end
+
+-- Drops a dead letter if its words were forgotten since. A forget looks at those that the bank lists; a worker
+-- of an older version lists none, and a restored backup may hold some.
+-- Answers true if it is dropped, and nothing of it may be shown or stored.
+local function drop_if_forgotten(dead, dead_of, marks, job_prefix, document, turn)
+  local number, _, job_id, conversation = head_of(turn)
+  if not number or not was_forgotten(marks, number, {conversation, document}) then return false end
+  redis.call('HDEL', dead, document)
+  redis.call('HDEL', dead_of, document)
+  cancel_turn(job_prefix .. job_id, true, now_ms())
+  return true
+end
+
+-- Adds a dead letter to those to be answered, unless it is one to drop; the keys of its bank by their prefixes.
+local function add_letter(found, dead, dead_of_prefix, marks_prefix, job_prefix, document, letter)
+  local bank, turn = string.match(letter, '^([^\n]*)\n?[^\n]*\n?(.*)$')
+  local dead_of = dead_of_prefix .. bank
+  if drop_if_forgotten(dead, dead_of, marks_prefix .. bank, job_prefix, document, turn) then return end
+  for _, part in ipairs({document, redis.call('HGET', dead_of, document) or '', letter}) do
+    found[#found + 1] = part
+  end
 end
 
 -- So many turns no longer wait. Nothing is left behind when none do; a count that a fault has made too small

@@ -1,12 +1,9 @@
--- Those of some dead letters that there are. KEYS: dead
--- ARGV: prefix of keys of the dead of a bank, then document ids. Answers {document id, tenant, letter, ...}.
+-- Those of some dead letters that there are; what was forgotten since goes instead. KEYS: dead
+-- ARGV: prefixes of keys of the dead of a bank, of what was forgotten of a bank, and of jobs, then document ids
+-- Answers {document id, tenant, letter, ...}.
 local found = {}
-for i = 2, #ARGV do
+for i = 4, #ARGV do
   local letter = redis.call('HGET', KEYS[1], ARGV[i])
-  if letter then
-    found[#found + 1] = ARGV[i]
-    found[#found + 1] = redis.call('HGET', ARGV[1] .. string.match(letter, '^[^\n]*'), ARGV[i]) or ''
-    found[#found + 1] = letter
-  end
+  if letter then add_letter(found, KEYS[1], ARGV[1], ARGV[2], ARGV[3], ARGV[i], letter) end
 end
 return found

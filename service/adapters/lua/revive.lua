@@ -1,5 +1,5 @@
 -- Puts dead letters of one bank back into their conversations, each where it was, and their jobs with them.
--- KEYS: dead, dead of the bank, turns, conversations, batch, due, claims, waiting
+-- KEYS: dead, dead of the bank, turns, conversations, batch, due, claims, waiting, forgotten
 -- ARGV: bank, prefix of job keys, job TTL s, quiet ms, max wait ms, max turns, then document ids
 -- Answers how many there were; one that was put back, dropped or forgotten meanwhile is none.
 local bank = ARGV[1]
@@ -18,10 +18,11 @@ local function listed_with(documents, document, number)
   return table.concat(before, ' ')
 end
 
-local function revive_job(job_id, tenant, accepted)
+local function revive_job(job_id, tenant, accepted, number, document)
   local job = ARGV[2] .. job_id
   if redis.call('EXISTS', job) == 0 then
-    redis.call('HSET', job, 'tenant', tenant, 'bank', bank, 'accepted_ms', accepted, 'left', 0, 'kept', 0)
+    redis.call('HSET', job, 'tenant', tenant, 'bank', bank, 'accepted_ms', accepted, 'left', 0, 'kept', 0,
+      'number', string.format('%d', number), 'document', document)
   elseif redis.call('HINCRBY', job, 'failed', -1) <= 0 then
     redis.call('HDEL', job, 'failed', 'reason')
   end
@@ -35,7 +36,7 @@ for i = 7, #ARGV do
   local document = ARGV[i]
   local letter = redis.call('HGET', KEYS[1], document)
   local its_bank, turn = string.match(letter or '', '^([^\n]*)\n[^\n]*\n(.*)$')
-  if its_bank == bank then
+  if its_bank == bank and not drop_if_forgotten(KEYS[1], KEYS[2], KEYS[9], ARGV[2], document, turn) then
     local number, accepted, job_id, conversation = head_of(turn)
     local first, last, count, documents = accepted, accepted, 0, nil
     local before = redis.call('HGET', KEYS[4], conversation)
@@ -45,7 +46,7 @@ for i = 7, #ARGV do
     first, last, count = math.min(first, accepted), math.max(last, accepted), count + 1
     redis.call('HSET', KEYS[4], conversation,
       waiting_text(first, last, count, listed_with(documents, document, number)))
-    revive_job(job_id, redis.call('HGET', KEYS[2], document) or '', accepted)
+    revive_job(job_id, redis.call('HGET', KEYS[2], document) or '', accepted, number, document)
     redis.call('HDEL', KEYS[1], document)
     redis.call('HDEL', KEYS[2], document)
     local due = due_ms(first, last, count, tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6]))
