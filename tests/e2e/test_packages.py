@@ -45,8 +45,10 @@ def _run(*argv: str, cwd: Path, **env: str) -> str:
 
 def _clean() -> dict[str, str]:
     """Our environment without what points at our sources or our virtual environment."""
-    ours = ("MEMORY_", "PYTHONPATH", "VIRTUAL_ENV")
-    return {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    ours = ("MEMORY_", "PYTHONPATH", "VIRTUAL_ENV", "SSL_CERT_FILE")
+    before = os.environ["TESTS_SYSTEM_CERT_FILE"]  # see tests/conftest.py
+    theirs = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    return theirs | ({"SSL_CERT_FILE": before} if before else {})
 
 
 def _uv() -> str:

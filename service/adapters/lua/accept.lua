@@ -9,7 +9,8 @@ local now = now_ms()
 if now >= tonumber(ARGV[12]) then return {'late', ''} end
 local job_id, bank, conversation = ARGV[1], ARGV[5], ARGV[6]
 -- Its job and the number of its first turn, which outlives the job; older versions wrote the job alone.
-local known, known_number = string.match(redis.call('GET', KEYS[1]) or '', '^(%S+) ?(%d*)$')
+local known, known_number = redis.call('GET', KEYS[1]), nil
+if known then known, known_number = string.match(known, '^(%S+) ?(%d*)$') end
 if known == job_id then return {'queued', known} end -- our own write, whose reply was lost
 -- What was forgotten since is not known any more: the same words are new words.
 local function is_forgotten()
