@@ -33,6 +33,7 @@ in one place.
 | `mem:seen:D` | string | turn digest → its job, and the number of its first turn | yes |
 | `mem:forgotten:B` | hash | all, conversation or document → number; what came before is not known | yes |
 | `mem:forgetting:B` | hash | a forget that has not ended: what it took, operations it looks for | yes |
+| `mem:meant:B` | hash | forget or correction of one memory → ids of all it has to change | yes |
 | `mem:bank-made:B` | string | bank B is known to exist in Hindsight | yes |
 | `mem:write:{B}` | string | write epoch of bank B: changes when a turn is accepted or stored | yes |
 | `mem:purge:{B}` | string | purge epoch of bank B: changes when something is forgotten | yes |
@@ -133,6 +134,11 @@ def forgotten(bank: BankId) -> str:
 def forgetting(bank: BankId) -> str:
     """Hash of what a forget that has not ended yet knows; gone once it has."""
     return f"mem:forgetting:{bank}"
+
+
+def meant(bank: BankId) -> str:
+    """Hash of what changes of single memories that have not ended yet are to change."""
+    return f"mem:meant:{bank}"
 
 
 def bank_made(bank: BankId) -> str:

@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import signal
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -9,6 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.support import RedisServer, valkey
+
+# Run under `nohup`, what the tests start would take a closed terminal for nothing.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Nothing here speaks TLS to the world, and each HTTP client would load all the world's authorities anew, for
 # 28 ms of a processor: one that has signed nothing does. What the variable said before is kept for tests that

@@ -10,6 +10,7 @@ due time to the claim's end. A worker that dies simply lets the claim run out; o
 late holds an old token, and each writing script refuses it (`ClaimLost`).
 """
 
+import json
 import secrets
 from collections.abc import Mapping, Sequence
 from time import monotonic
@@ -45,6 +46,8 @@ __all__ = ["Batch", "Claim", "Debounce", "Job", "JobStatus", "LogState", "NewTur
 UNFINISHED_JOB_TTL_S = 90 * 86_400
 _BANK_MADE_TTL_S = 30 * 86_400
 _HOOK_TTL_S = 86_400
+# Longer than anybody repeats what was answered with "try again".
+_MEANT_TTL_S = 86_400
 _FULL_RETRY_S = 30
 
 
@@ -278,6 +281,31 @@ class TurnsLog:
         and never holds Redis up for longer than one page.
         """
         return await turns_sweep.sweep(self._redis.client, self._redis.errors, self._redis.run)
+
+    async def keep_meant(self, bank: BankId, what: str, meant: Mapping[str, Sequence[str]]) -> None:
+        """Keep, for a day, the ids that a change of several steps is to change; `what` names it.
+
+        Hindsight cannot tell any more once the first step is done: an observation goes with its sources.
+        """
+        async with self._redis.errors():
+            pipe = self._redis.client.pipeline()
+            pipe.hset(
+                keyspace.meant(bank), what, json.dumps({kind: list(ids) for kind, ids in meant.items()})
+            )
+            pipe.expire(keyspace.meant(bank), _MEANT_TTL_S)
+            await pipe.execute()
+
+    async def meant(self, bank: BankId, what: str) -> dict[str, list[str]]:
+        """What `keep_meant` has kept; empty: nothing."""
+        async with self._redis.errors():
+            kept = await cast("Any", self._redis.client.hget(keyspace.meant(bank), what))
+        found: dict[str, list[str]] = json.loads(kept or "{}")
+        return found
+
+    async def drop_meant(self, bank: BankId, what: str) -> None:
+        """The change has come to its end."""
+        async with self._redis.errors():
+            await cast("Any", self._redis.client.hdel(keyspace.meant(bank), what))
 
     async def pending(self, bank: BankId) -> list[Turn]:
         """Accepted turns that Hindsight may not know yet, in order of acceptance."""

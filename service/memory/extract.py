@@ -166,16 +166,17 @@ class Extractor:
                     await self._invalidate(bank, fact.id, f"not kept: {reason}")
         return await self._drop_words(bank, prepared.superfluous)
 
-    async def _says_the_same(self, bank: BankId, memory_id: str, digest: str) -> bool:
+    async def _says_the_same(self, bank: BankId, memory_id: str, before: str) -> bool:
         """Whether a memory is still what was found outdated: one that was corrected meanwhile is not."""
-        if not digest:
+        if not before:
             return True
         try:
             text = await self._curate.text_of(bank, memory_id)
         except HindsightRejected:
             _log.warning("invalidation_refused")
             return False
-        return text is not None and turn_digest(text) == digest
+        said = turn_digest(text or "")
+        return text is not None and said == before
 
     async def _drop_words(self, bank: BankId, documents: Sequence[DocumentId]) -> bool:
         """Delete turns' own documents; False while an operation that writes one of them runs."""

@@ -19,7 +19,8 @@ stored there, stored, cached. The order of the steps makes up the promise:
 5. No cached answer from before is served any more. Only then comes the receipt.
 
 When a step fails or takes too long the answer is 503, the log stays as step 1 has left it, and
-a repetition finishes the work: the operations to look for are kept until then.
+a repetition finishes the work: the operations to look for are kept until then, and so are the ids of what
+goes with one memory, which nobody could find again once the first of it is gone.
 
 One memory is one fact or observation. The document of a fact goes with it when it holds nothing else;
 otherwise the fact is overwritten and invalidated, which is all that Hindsight offers, and the turn it
@@ -37,9 +38,9 @@ some of the sources are still there.
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic
 
 from service.adapters.cache import RecallCache
@@ -95,6 +96,31 @@ class _Plan:
     facts: frozenset[str] = frozenset()
     touched: frozenset[DocumentId] = frozenset()
     memory_id: str = ""
+
+    @classmethod
+    def of_ids(cls, ids: Mapping[str, Sequence[str]], memory_id: str) -> "_Plan":
+        """The plan for one memory that has these `ids`."""
+        whole = frozenset(map(DocumentId, ids.get("documents", ())))
+        touched = frozenset(map(DocumentId, ids.get("touched", ())))
+        return cls("documents", None, whole, frozenset(ids.get("facts", ())), touched, memory_id)
+
+    @property
+    def ids(self) -> dict[str, list[str]]:
+        """All that a plan for one memory means, to be kept; ids only, no words."""
+        return {
+            "documents": sorted(self.documents),
+            "facts": sorted(self.facts),
+            "touched": sorted(self.touched),
+        }
+
+    def with_all_of(self, other: "_Plan | None") -> "_Plan":
+        """A plan for the same memory that means what either does."""
+        if other is None:
+            return self
+        documents = self.documents | other.documents
+        return replace(
+            self, documents=documents, facts=self.facts | other.facts, touched=self.touched | other.touched
+        )
 
     @property
     def labels(self) -> list[str]:
@@ -187,10 +213,14 @@ class Forgetter:
             return Receipt(cache_entries=await self._cache.note_purge(bank))
         taken = await self._take(bank, plan)
         async with self._held(taken.claim) as hold:
+            if plan.memory_id:
+                await self._turns.keep_meant(bank, _meant_by(plan.memory_id), plan.ids)
             removed = _Removed()
             is_verified = await self._erase(bank, plan, taken.operations, hold, removed)
             cleared = await self._cache.note_purge(bank)
             await self._taker.end(taken.claim)
+            if plan.memory_id and is_verified:
+                await self._turns.drop_meant(bank, _meant_by(plan.memory_id))
         receipt = Receipt(removed.memories, removed.documents, taken.turns, taken.jobs, cleared, is_verified)
         _log.info(
             "forgotten",
@@ -212,8 +242,15 @@ class Forgetter:
         memory_id = request.memory_id
         if _TURN_ID.fullmatch(memory_id):
             return _Plan("documents", documents=frozenset({DocumentId(memory_id)}))
-        known = await self._eraser.memory(bank, memory_id) if _MEMORY_ID.fullmatch(memory_id) else None
-        return None if known is None else await self._plan_memory(bank, known)
+        if not _MEMORY_ID.fullmatch(memory_id):
+            return None
+        known = await self._eraser.memory(bank, memory_id)
+        plan = await self._plan_memory(bank, known) if known is not None else None
+        before = await self._turns.meant(bank, _meant_by(memory_id))
+        if not before:
+            return plan
+        # An earlier try was interrupted; what it has left of an observation may be the sources alone.
+        return _Plan.of_ids(before, memory_id).with_all_of(plan)
 
     async def _plan_memory(self, bank: BankId, known: Known) -> _Plan:
         facts = [known]
@@ -345,6 +382,10 @@ class Forgetter:
         if await self._extracted_from(bank, plan):
             return False
         return not plan.memory_id or await self._eraser.memory(bank, plan.memory_id) is None
+
+
+def _meant_by(memory_id: str) -> str:
+    return f"forget {memory_id.lower()}"
 
 
 def _fence(document: DocumentId) -> Item:

@@ -306,16 +306,23 @@ async def correct(
     memory_id = await _stored_id(request.memory_id, bank, review, log)
     # Proves that the cache answers before anything is changed; the one that counts comes after.
     await _purge(cache, bank)
+    what = f"correct {memory_id}"
     sources = await review.sources(bank, memory_id)
-    if sources is None:
+    facts = [source.id for source in sources or ()] or (await log.meant(bank, what)).get("facts", [])
+    if sources is None and not facts:
         raise NotFound("There is no such memory of this user.")
-    fact_id = sources[-1].id if sources else memory_id
+    if facts:
+        # The first change of a source takes the observation along: nobody could tell any more what it was of.
+        await log.keep_meant(bank, what, {"facts": facts})
+    *others, fact_id = facts or [memory_id]
     changed = await review.correct(bank, fact_id, text)
     if changed is None:
         raise NotFound("There is no such memory of this user.")
-    for source in sources[:-1]:
-        await eraser.blank(bank, source.id)
+    for other in others:
+        await eraser.blank(bank, other)
     await _purge(cache, bank)
+    if facts:
+        await log.drop_meant(bank, what)
     return listed(changed)
 
 

@@ -348,6 +348,23 @@ async def test_correcting_an_observation_replaces_what_it_rests_on(
     assert other in stand_in.banks[ANNE].memories
 
 
+@pytest.mark.parametrize("done_before", [0, 1])
+async def test_an_interrupted_correction_of_an_observation_is_finished_by_its_repetition(
+    api: Api, stand_in: HindsightStandIn, done_before: int
+) -> None:
+    old = put(stand_in, "Anne lives in Hangzhou.", 0)
+    new = put(stand_in, "Anne moved to Shanghai.", 5)
+    observation = put(stand_in, "Anne lives in Shanghai.", 5, type="observation", source_fact_ids=[old, new])
+    if done_before:
+        stand_in.fail("memory_update", "slow", times=done_before)
+    stand_in.fail("memory_update", "commit_then_close", times=1)
+    assert (await correct(api, observation, "Anne lives in Chengdu.")).status_code == 503
+    reply = await correct(api, observation, "Anne lives in Chengdu.")
+    assert reply.status_code == 200, reply.text
+    assert stand_in.banks[ANNE].texts == ["Anne lives in Chengdu."]
+    assert (await correct(api, observation, "Anne lives in Wuhan.")).status_code == 404
+
+
 @pytest.mark.parametrize("memory_id", [str(uuid.UUID(int=7)), "t-nothing", "../x", "0"])
 async def test_what_is_not_there_cannot_be_corrected(api: Api, memory_id: str) -> None:
     reply = await correct(api, memory_id, "something")

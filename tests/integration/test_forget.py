@@ -1,15 +1,18 @@
 """Forget, from the outside: what is gone, what stays, what the receipt says, and that nothing comes back."""
 
+import asyncio
+import uuid
 from collections.abc import AsyncIterator
 
 import pytest
+from service import keyspace
 from service.scope import bank_of, conversation_of, fact_document_of
 
-from tests.fakes.hindsight_store import Fact
+from tests.fakes.hindsight_store import Fact, Operation
 from tests.integration.conftest import run_api
 from tests.integration.edge import checked, code_of
 from tests.integration.forget_world import World, counts, open_world
-from tests.support import RedisServer
+from tests.support import RedisServer, wait_until
 from tests.turns_log import look
 
 pytestmark = pytest.mark.anyio
@@ -224,6 +227,54 @@ async def test_an_observation_goes_with_what_it_was_made_from(world: World, user
     )
     assert counts(await world.forget(user, memory_id=seen.id)) == (2, 2, 0, 0)
     assert world.texts(user) == ["I play the flute"]
+
+
+@pytest.mark.parametrize("done_before", [0, 1])
+async def test_an_interrupted_forget_of_an_observation_is_finished_by_its_repetition(
+    world: World, user: str, done_before: int
+) -> None:
+    # The first source that goes takes the observation along: nobody could tell then what it was made from.
+    for text in ("I moved to Shanghai", "I like Shanghai", "I play the flute"):
+        await world.add(user, text)
+        await world.store()
+    bank = bank_of("default", user)
+    sources = [m.id for m in world.stand_in.banks[bank].memories.values() if "Shanghai" in m.text]
+    seen = world.stand_in.add_memory(
+        bank, "The user lives in Shanghai.", type="observation", source_fact_ids=sources
+    )
+    form = {"user_id": user, "memory_id": seen.id}
+    if done_before:
+        world.stand_in.fail("document_delete", "slow", times=done_before)
+    world.stand_in.fail("document_delete", "status", times=1)
+    assert code_of(await world.api.client.post("/memory/forget", data=form), 503)
+    assert await world.redis.exists(keyspace.meant(bank))
+    assert (await world.forget(user, memory_id=seen.id))["verified"]
+    assert world.texts(user) == ["I play the flute"]
+    assert await world.recalled(user, "Shanghai") == []
+    assert not await world.redis.exists(keyspace.meant(bank))
+    # Nothing is left to be done, and nothing else is.
+    assert counts(await world.forget(user, memory_id=seen.id)) == (0, 0, 0, 0)
+    assert world.texts(user) == ["I play the flute"]
+
+
+async def test_a_forget_waits_for_a_consolidation_that_may_have_read_what_goes(
+    world: World, user: str
+) -> None:
+    await world.add(user, "I moved to Shanghai")
+    await world.store()
+    bank = bank_of("default", user)
+    [memory] = world.stand_in.banks[bank].memories.values()
+    consolidation = Operation(str(uuid.uuid4()), bank, "consolidation", [], status="processing")
+    world.stand_in.store.operations[consolidation.id] = consolidation
+    forgetting = asyncio.create_task(world.forget(user, memory_id=memory.id))
+    await wait_until(
+        lambda: len(world.stand_in.requests_for("operations")) >= 6, "it has looked three times what runs"
+    )
+    assert not forgetting.done()
+    assert world.texts(user) == ["I moved to Shanghai"]
+    consolidation.move("completed")
+    assert (await forgetting)["verified"]
+    assert world.texts(user) == []
 
 
 @pytest.mark.parametrize("is_pending", [True, False])
