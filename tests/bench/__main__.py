@@ -17,6 +17,7 @@ from tests.bench import (
     recall_hit,
     redaction,
     report,
+    simulation,
     stack_costs,
     stored_bytes,
 )
@@ -92,8 +93,11 @@ async def _run(is_quick: bool) -> None:
     found: dict[str, float] = {}
     this_run = report.Run()
     page = ""
-    async for part in _parts(is_quick):
-        found |= part | _compared(found | part)
+
+    def take(part: Mapping[str, float]) -> None:
+        nonlocal page
+        found.update(part)
+        found.update(_compared(found))
         _tell(f"{part}")
         if is_quick:  # good for seeing that it works, not for quoting: nothing is written
             page = report.page(found, [report.Run(on=describe(), names=list(found))])
@@ -101,6 +105,10 @@ async def _run(is_quick: bool) -> None:
             # Each time: a run that breaks off leaves what it had. What it has not come to keeps the number
             # and the name of the run before.
             page = report.write(found, this_run)
+
+    async for part in _parts(is_quick):
+        take(part)
+    take(simulation.run(report.numbers() | found))
     _tell(page)
 
 

@@ -95,6 +95,9 @@ _NOTES: Final = """\
 * `recall_direct_…` is Hindsight asked by its own client with the arguments that we use.
 * `shape_…`: traffic as chats make it (see load_shape.py), one process of each role; `size_…` is what the
   formulas of deploy/README.md make of `cpu_us_miss`, `cpu_us_add`, `cpu_us_stored_turn` and `bytes_per_…`.
+* `simulation_…`: no measurement but a discrete-event simulation with the processor times of this page, of a
+  million users and 1,000 recalls a second on as many servers as are busy for 60 % (see simulation.py);
+  `…_scarce_…` with a fifth fewer cores of Hindsight than there is work for. `late`: answered at the deadline.
 * `postgres_bytes_per_turn`: what the database grew by, indexes included, for each turn kept word for word.
 * `bank_creation_…` and `recall_direct_ms_p50_banks_N`: the last tenth of the banks up to N, and a recall
   with N banks there.
@@ -113,27 +116,33 @@ def spread(goes: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return found
 
 
+def numbers(folder: Path = _FOLDER) -> dict[str, float]:
+    """All numbers that were written down, by name."""
+    found: dict[str, float] = _read(folder / "results.json", {})
+    return found
+
+
 def write(found: Mapping[str, float], run: Run, folder: Path = _FOLDER) -> str:
     """Leave the files in `folder` and answer the page.
 
     What this run has not measured stays as it was and keeps the name of its own run. A run may write again
     and again while it gets on.
     """
-    before: dict[str, float] = _read(folder / "results.json", {})
+    before = numbers(folder)
     runs = [Run(**entry) for entry in _read(folder / "runs.json", [])]
     # A spread belongs to its median: one that was measured once now has none.
     left_over = {f"{name}_{end}" for name in found for end in ("min", "max")} - set(found)
-    numbers = dict(
+    merged = dict(
         sorted({name: v for name, v in {**before, **found}.items() if name not in left_over}.items())
     )
     for earlier in runs:
-        earlier.names = [name for name in earlier.names if name not in found and name in numbers]
+        earlier.names = [name for name in earlier.names if name not in found and name in merged]
     run.on = describe()
     run.names = sorted({*run.names, *found})
     runs = [*(earlier for earlier in runs if earlier.names and earlier.began != run.began), run]
-    _leave(folder / "results.json", numbers)
+    _leave(folder / "results.json", merged)
     _leave(folder / "runs.json", [asdict(each) for each in runs])
-    text = page(numbers, runs)
+    text = page(merged, runs)
     (folder / "RESULTS.md").write_text(text, encoding="utf-8")
     return text
 
