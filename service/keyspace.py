@@ -32,7 +32,7 @@ in one place.
 | `mem:job:J` | hash | state of one job | yes |
 | `mem:seen:D` | string | turn digest → its job, and the number of its first turn | yes |
 | `mem:forgotten:B` | hash | all, conversation or document → number; what came before is not known | yes |
-| `mem:forgetting:B` | hash | a forget that has not ended: what it took, operations it looks for | yes |
+| `mem:forgetting:B` | hash | a forget: what it took, operations it looks for; those used up of late | yes |
 | `mem:meant:B` | hash | forget or correction of one memory → ids of all it has to change | yes |
 | `mem:bank-made:B` | string | bank B is known to exist in Hindsight | yes |
 | `mem:write:{B}` | string | write epoch of bank B: changes when a turn is accepted or stored | yes |
@@ -132,7 +132,7 @@ def forgotten(bank: BankId) -> str:
 
 
 def forgetting(bank: BankId) -> str:
-    """Hash of what a forget that has not ended yet knows; gone once it has."""
+    """Hash of what a forget that has not ended yet knows; of one that has, the operations, for an hour."""
     return f"mem:forgetting:{bank}"
 
 

@@ -18,6 +18,8 @@ from service.scope import BankId, DocumentId, JobId, OperationId, operation_of
 
 # Longer than anybody repeats a forget that was answered with "try again".
 _UNFINISHED_TTL_S = 86_400
+# Longer than a request that a worker has given up can still be on its way to Hindsight.
+_FENCED_TTL_S = 3_600
 
 ForgetKind = Literal["all", "conversation", "documents"]
 
@@ -93,7 +95,9 @@ class TurnsEraser:
     async def end(self, claim: Claim) -> None:
         """Note that nothing of the forget has to be looked for any more; raises `ClaimLost`."""
         reply = await self._log.run(
-            "forget_end", [keyspace.CLAIMS, keyspace.forgetting(claim.bank)], [claim.bank, claim.token]
+            "forget_end",
+            [keyspace.CLAIMS, keyspace.forgetting(claim.bank)],
+            [claim.bank, claim.token, _FENCED_TTL_S],
         )
         if reply == "lost":
             raise ClaimLost("Somebody else has this bank.")

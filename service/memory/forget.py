@@ -15,7 +15,8 @@ stored there, stored, cached. The order of the steps makes up the promise:
    worked on cannot be stopped for sure, so that their end is awaited. So is the end of a consolidation,
    which may have read what is about to go.
 4. The documents are deleted; for `all` the whole bank is, which frees the ids of step 2, so that they
-   are used up once more in a new bank. Then Hindsight is asked whether anything is left.
+   are used up once more in a new bank, together with those of forgets within the last hour: a request of
+   before them may still be on its way. Then Hindsight is asked whether anything is left.
 5. No cached answer from before is served any more. Only then comes the receipt.
 
 When a step fails or takes too long the answer is 503, the log stays as step 1 has left it, and

@@ -13,7 +13,7 @@ from tests.integration.conftest import run_api
 from tests.integration.edge import checked, code_of
 from tests.integration.forget_world import World, counts, open_world
 from tests.support import RedisServer, wait_until
-from tests.turns_log import look
+from tests.turns_log import look, pass_time
 
 pytestmark = pytest.mark.anyio
 
@@ -255,6 +255,27 @@ async def test_an_interrupted_forget_of_an_observation_is_finished_by_its_repeti
     # Nothing is left to be done, and nothing else is.
     assert counts(await world.forget(user, memory_id=seen.id)) == (0, 0, 0, 0)
     assert world.texts(user) == ["I play the flute"]
+
+
+@pytest.mark.parametrize("repetitions", [1, 2])
+async def test_a_request_on_its_way_is_late_for_a_forget_of_everything_after_one_of_its_conversation(
+    world: World, user: str, repetitions: int
+) -> None:
+    # The first forget has used up the id of the request's operation; a bank that is deleted frees it.
+    await world.add(user, "I keep bees on the roof", conversation_id="c1")
+    await pass_time(world.redis)
+    world.stand_in.fail("retain", "slow", seconds=0.8, times=1)
+    [claim] = await world.workshop.claims()
+    storing = asyncio.create_task(world.workshop.storer.drain(claim))
+    await wait_until(lambda: bool(world.stand_in.requests_for("retain")), "it is on its way")
+    assert (await world.forget(user, conversation_id="c1"))["verified"]
+    for _ in range(repetitions):
+        assert (await world.forget(user, all="true"))["verified"]
+    assert not storing.done()
+    await storing
+    assert world.stand_in.requests_for("retain")[0].status == 200, "it came in the end"
+    assert world.texts(user) == []
+    assert await world.recalled(user, "bees") == []
 
 
 async def test_a_forget_waits_for_a_consolidation_that_may_have_read_what_goes(

@@ -407,8 +407,15 @@ async def test_what_may_be_on_its_way_is_known_by_its_id(world: World, user: str
     assert (left.id != "b1", left.round, left.is_solo, left.attempts) == (True, 0, False, 0)
     await taker.end(taken.claim)
     await world.workshop.log.release(taken.claim)
-    again = await taker.take(bank, "all", [])
+    again = await taker.take(bank, "documents", [first])
     assert again is not None
     assert set(again.operations) == {operation_of(left.id, "0")}
     await taker.end(again.claim)
     await world.workshop.log.release(again.claim)
+    # Deleting the bank frees the ids of all of them.
+    for _ in range(2):
+        everything = await taker.take(bank, "all", [])
+        assert everything is not None
+        assert set(everything.operations) == {*taken.operations, *again.operations}
+        await taker.end(everything.claim)
+        await world.workshop.log.release(everything.claim)

@@ -4,7 +4,8 @@
 --       prefix of job keys, id for what is left of the batch, 'all' | 'conversation' | 'documents',
 --       then the conversation, or the document ids
 -- Answers 'busy' while another forget has the bank, else turns and jobs this forget has ended so far
--- (over its repetitions), then each operation that may be on its way: batch id, round, solo, first document.
+-- (over its repetitions), then each operation that may be on its way: batch id, round, solo, first document;
+-- for 'all', which frees the ids in Hindsight, also those that forgets of late have used up.
 local bank, token, kind = ARGV[1], ARGV[2], ARGV[9]
 local now = now_ms()
 local holder = redis.call('HGET', KEYS[1], bank)
@@ -130,8 +131,8 @@ local answer = {
 }
 redis.call('EXPIRE', KEYS[11], ARGV[5])
 for _, field in ipairs(redis.call('HKEYS', KEYS[11])) do
-  local id, round, solo, first = string.match(field, '^operation (%S+) (%S+) (%S+) (%S+)$')
-  if id then
+  local state, id, round, solo, first = string.match(field, '^(%a+) (%S+) (%S+) (%S+) (%S+)$')
+  if state == 'operation' or (state == 'fenced' and kind == 'all') then
     for _, part in ipairs({id, round, solo, first}) do answer[#answer + 1] = part end
   end
 end

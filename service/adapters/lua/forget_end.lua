@@ -1,5 +1,15 @@
--- A forget has come to its end: nothing of it has to be looked for any more.
--- KEYS: claims, forgetting. ARGV: bank, token
+-- A forget has come to its end. The operations it has used up are kept in mind as long as a request of before
+-- may still be on its way: whoever deletes the whole bank frees their ids, and has to use them up again.
+-- KEYS: claims, forgetting. ARGV: bank, token, how long they are kept (s)
 if not holds(KEYS[1], ARGV[1], ARGV[2]) then return 'lost' end
-redis.call('DEL', KEYS[2])
+local now, kept = now_ms(), false
+local all = redis.call('HGETALL', KEYS[2])
+for i = 1, #all, 2 do
+  local operation = string.match(all[i], '^operation (.+)$')
+  if operation then redis.call('HSET', KEYS[2], 'fenced ' .. operation, now) end
+  local is_recent = string.match(all[i], '^fenced ') and now - tonumber(all[i + 1]) < tonumber(ARGV[3]) * 1000
+  kept = kept or operation or is_recent
+  if not is_recent then redis.call('HDEL', KEYS[2], all[i]) end
+end
+if kept then redis.call('EXPIRE', KEYS[2], ARGV[3]) end
 return 'ok'
