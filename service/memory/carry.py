@@ -28,7 +28,7 @@ from service.adapters.turns import NewTurn, Turn, TurnsLog
 from service.errors import CacheUnavailable, InvalidRequest, TooLarge
 from service.memory.review import conversation_tag, is_conversation_tag, own_tags, said_at, walk
 from service.policy.content import clean, strip_blocks
-from service.policy.kinds import IMPORTANCE, KIND_TAG, SUBJECT, kind_of
+from service.policy.kinds import IMPORTANCE, KIND_TAG, PARTIAL, SUBJECT, kind_of
 from service.policy.redaction import RedactionPolicy, redact, redact_all, redact_map
 from service.policy.redaction_types import KINDS
 from service.policy.sentences import split_long
@@ -50,7 +50,7 @@ _MAX_LINES = 20_000
 _PAGE = 200
 # The most that redaction can make of one character.
 _GROWTH: Final = max(len(f"[{kind}]") for kind in KINDS)
-_OUR_METADATA: Final = frozenset({IMPORTANCE, SUBJECT})
+_OUR_METADATA: Final = frozenset({IMPORTANCE, SUBJECT, PARTIAL})
 
 
 @dataclass(frozen=True, slots=True)

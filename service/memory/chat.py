@@ -35,6 +35,7 @@ from service.policy.chat_messages import (
 from service.policy.chat_options import MemoryOptions
 from service.policy.excerpt import shorten
 from service.policy.gateway_file import MemoryRules
+from service.policy.kinds import PARTIAL
 from service.schemas import AddRequest
 from service.scope import BankId
 from service.settings import Settings
@@ -78,7 +79,7 @@ class _PartialTurn(AddRequest):
     @property
     def metadata_map(self) -> dict[str, str]:
         """As given, with a mark of ours, which takes no place of the caller's."""
-        return {**super().metadata_map, "partial": "true"}
+        return {**super().metadata_map, PARTIAL: "true"}
 
 
 class Accept(Protocol):

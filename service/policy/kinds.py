@@ -14,6 +14,8 @@ KIND_TAG: Final = "memory_type:"
 IMPORTANCE_TAG: Final = "importance:"
 IMPORTANCE: Final = "importance"
 SUBJECT: Final = "subject"
+# Of a turn whose answer was cut off.
+PARTIAL: Final = "partial"
 
 
 @dataclass(frozen=True, slots=True)

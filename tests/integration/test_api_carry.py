@@ -194,7 +194,7 @@ async def test_an_export_with_as_much_metadata_as_there_can_be_comes_in_again(
     api: Api, stand_in: HindsightStandIn, workshop: Workshop
 ) -> None:
     own = {f"name {number}": "v" for number in range(20)}
-    metadata = {**own, "importance": "0.80", "subject": "user"}
+    metadata = {**own, "importance": "0.80", "subject": "user", "partial": "true"}
     tags = ["memory_type:preference", conversation_of(ANNE, "talk")]
     stand_in.add_memory(ANNE, "Anne keeps bees.", tags=tags, metadata=metadata)
     lines = await export(api)
