@@ -41,20 +41,21 @@ import logging
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from time import monotonic
 
 from service.adapters.cache import RecallCache
 from service.adapters.hindsight import HindsightAdapter, Item
-from service.adapters.hindsight_erase import HindsightEraser, Known, Running
+from service.adapters.hindsight_erase import HindsightEraser, Known
 from service.adapters.turns import Claim, TurnsLog
-from service.adapters.turns_forget import ForgetKind, Taken, TurnsEraser
+from service.adapters.turns_forget import Taken, TurnsEraser
 from service.errors import CacheUnavailable, ClaimLost, TurnsLogUnavailable, Unavailable
+from service.memory import review
+from service.memory.forget_plan import Plan
 from service.memory.hold import Hold
 from service.schemas_review import ForgetRequest
 from service.scope import (
     BankId,
-    ConversationId,
     DocumentId,
     OperationId,
     conversation_of,
@@ -85,63 +86,6 @@ class Receipt:
     jobs: int = 0
     cache_entries: int = 0
     is_verified: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """What is meant: documents that go whole, facts that go alone, in documents that are `touched`."""
-
-    kind: ForgetKind
-    conversation: ConversationId | None = None
-    documents: frozenset[DocumentId] = frozenset()
-    facts: frozenset[str] = frozenset()
-    touched: frozenset[DocumentId] = frozenset()
-    memory_id: str = ""
-
-    @classmethod
-    def of_ids(cls, ids: Mapping[str, Sequence[str]], memory_id: str) -> "_Plan":
-        """The plan for one memory that has these `ids`."""
-        whole = frozenset(map(DocumentId, ids.get("documents", ())))
-        touched = frozenset(map(DocumentId, ids.get("touched", ())))
-        return cls("documents", None, whole, frozenset(ids.get("facts", ())), touched, memory_id)
-
-    @property
-    def ids(self) -> dict[str, list[str]]:
-        """All that a plan for one memory means, to be kept; ids only, no words."""
-        return {
-            "documents": sorted(self.documents),
-            "facts": sorted(self.facts),
-            "touched": sorted(self.touched),
-        }
-
-    def with_all_of(self, other: "_Plan | None") -> "_Plan":
-        """A plan for the same memory that means what either does."""
-        if other is None:
-            return self
-        documents = self.documents | other.documents
-        return replace(
-            self, documents=documents, facts=self.facts | other.facts, touched=self.touched | other.touched
-        )
-
-    @property
-    def labels(self) -> list[str]:
-        if self.conversation:
-            return [self.conversation]
-        return sorted({turn_of_document(document) for document in self.documents | self.touched})
-
-    def concerns(self, operation: Running, fences: Mapping[OperationId, DocumentId]) -> bool:
-        """Whether the operation may still bring something of it back."""
-        if operation.kind == "consolidation":
-            return operation.status == "processing" and self.kind != "all"
-        if operation.kind != "retain":
-            return False
-        if self.kind == "all" or not operation.is_known or self.conversation in operation.tags:
-            return True
-        # Memories extracted from a turn have documents of their own, named after the turn's.
-        written = operation.documents | {
-            turn_of_document(DocumentId(document)) for document in operation.documents
-        }
-        return bool(written & (self.documents | self.touched | set(fences.values())))
 
 
 @dataclass(slots=True)
@@ -222,6 +166,7 @@ class Forgetter:
             await self._taker.end(taken.claim)
             if plan.memory_id and is_verified:
                 await self._turns.drop_meant(bank, _meant_by(plan.memory_id))
+                await self._turns.drop_meant(bank, review.meant_by(plan.memory_id))
         receipt = Receipt(removed.memories, removed.documents, taken.turns, taken.jobs, cleared, is_verified)
         _log.info(
             "forgotten",
@@ -234,30 +179,37 @@ class Forgetter:
         )
         return receipt
 
-    async def _plan(self, request: ForgetRequest, bank: BankId) -> _Plan | None:
+    async def _plan(self, request: ForgetRequest, bank: BankId) -> Plan | None:
         """What is meant; None: a memory that is not there (any more)."""
         if request.all:
-            return _Plan("all")
+            return Plan("all")
         if request.conversation_id:
-            return _Plan("conversation", conversation_of(bank, request.conversation_id))
+            return Plan("conversation", conversation_of(bank, request.conversation_id))
         memory_id = request.memory_id
         if _TURN_ID.fullmatch(memory_id):
-            return _Plan("documents", documents=frozenset({DocumentId(memory_id)}))
+            return Plan("documents", documents=frozenset({DocumentId(memory_id)}))
         if not _MEMORY_ID.fullmatch(memory_id):
             return None
         known = await self._eraser.memory(bank, memory_id)
         plan = await self._plan_memory(bank, known) if known is not None else None
+        # An earlier try, or a correction, was interrupted; what it has left of an observation may be the
+        # sources alone.
+        corrected = (await self._turns.meant(bank, review.meant_by(memory_id))).get("facts")
+        if corrected:
+            sources = await self._plan_facts(bank, memory_id, await self._known(bank, corrected))
+            plan = sources.with_all_of(plan)
         before = await self._turns.meant(bank, _meant_by(memory_id))
-        if not before:
-            return plan
-        # An earlier try was interrupted; what it has left of an observation may be the sources alone.
-        return _Plan.of_ids(before, memory_id).with_all_of(plan)
+        return Plan.of_ids(before, memory_id).with_all_of(plan) if before else plan
 
-    async def _plan_memory(self, bank: BankId, known: Known) -> _Plan:
-        facts = [known]
-        if known.is_observation:
-            found = [await self._eraser.memory(bank, source) for source in known.source_ids]
-            facts = [fact for fact in found if fact is not None]
+    async def _plan_memory(self, bank: BankId, known: Known) -> Plan:
+        facts = await self._known(bank, known.source_ids) if known.is_observation else [known]
+        return await self._plan_facts(bank, known.id, facts)
+
+    async def _known(self, bank: BankId, ids: Sequence[str]) -> list[Known]:
+        found = [await self._eraser.memory(bank, source) for source in ids]
+        return [fact for fact in found if fact is not None]
+
+    async def _plan_facts(self, bank: BankId, memory_id: str, facts: Sequence[Known]) -> Plan:
         meant = {fact.id for fact in facts}
         whole: set[DocumentId] = set()
         alone: set[str] = set()
@@ -266,9 +218,18 @@ class Forgetter:
             if await self._eraser.facts_in(bank, document) <= meant:
                 whole.add(document)
         alone = {fact.id for fact in facts if fact.document is None or fact.document not in whole}
-        return _Plan("documents", None, frozenset(whole), frozenset(alone), frozenset(touched), known.id)
+        turns = {turn_of_document(document) for document in touched} - touched
+        return Plan(
+            "documents",
+            None,
+            frozenset(whole),
+            frozenset(alone),
+            frozenset(touched),
+            frozenset(turns),
+            memory_id,
+        )
 
-    async def _take(self, bank: BankId, plan: _Plan) -> Taken:
+    async def _take(self, bank: BankId, plan: Plan) -> Taken:
         while True:
             taken = await self._taker.take(bank, plan.kind, plan.labels)
             if taken is not None:
@@ -288,7 +249,7 @@ class Forgetter:
     async def _erase(
         self,
         bank: BankId,
-        plan: _Plan,
+        plan: Plan,
         operations: tuple[OperationId, ...],
         hold: Hold,
         removed: _Removed,
@@ -308,7 +269,7 @@ class Forgetter:
         return False
 
     async def _settle(
-        self, bank: BankId, plan: _Plan, fences: Mapping[OperationId, DocumentId], hold: Hold
+        self, bank: BankId, plan: Plan, fences: Mapping[OperationId, DocumentId], hold: Hold
     ) -> None:
         """Use up the operation ids, and see the end of all that may write; nothing is on its way then."""
         if fences:
@@ -321,7 +282,7 @@ class Forgetter:
         await self._eraser.delete_documents(bank, list(fences.values()))
 
     async def _await_end(
-        self, bank: BankId, plan: _Plan, fences: Mapping[OperationId, DocumentId], hold: Hold
+        self, bank: BankId, plan: Plan, fences: Mapping[OperationId, DocumentId], hold: Hold
     ) -> None:
         waiting_since: dict[OperationId, float] = {}
         asks_what = plan.kind != "all"
@@ -350,8 +311,8 @@ class Forgetter:
         removed.documents += documents
         removed.memories += memories
 
-    async def _delete(self, bank: BankId, plan: _Plan, hold: Hold, removed: _Removed) -> None:
-        documents = list(plan.documents) + await self._extracted_from(bank, plan)
+    async def _delete(self, bank: BankId, plan: Plan, hold: Hold, removed: _Removed) -> None:
+        documents = [*plan.documents, *plan.turns, *await self._extracted_from(bank, plan)]
         while documents or (plan.conversation and (documents := await self._of_conversation(bank, plan))):
             hold.check()
             gone, memories = await self._eraser.delete_documents(bank, documents)
@@ -362,22 +323,22 @@ class Forgetter:
             hold.check()
             removed.memories += await self._eraser.blank(bank, fact)
 
-    async def _of_conversation(self, bank: BankId, plan: _Plan) -> list[DocumentId]:
+    async def _of_conversation(self, bank: BankId, plan: Plan) -> list[DocumentId]:
         return await self._eraser.conversation(bank, plan.conversation) if plan.conversation else []
 
-    async def _extracted_from(self, bank: BankId, plan: _Plan) -> list[DocumentId]:
+    async def _extracted_from(self, bank: BankId, plan: Plan) -> list[DocumentId]:
         """Documents of the memories that were extracted from turns which are meant."""
         found: list[DocumentId] = []
         for document in filter(_TURN_ID.fullmatch, plan.documents):
             found += await self._eraser.tagged(bank, document)
         return found
 
-    async def _is_gone(self, bank: BankId, plan: _Plan) -> bool:
+    async def _is_gone(self, bank: BankId, plan: Plan) -> bool:
         if plan.kind == "all":
             return await self._eraser.count(bank) == (0, 0)
         if plan.conversation:
             return await self._eraser.count(bank, plan.conversation) == (0, 0)
-        for document in plan.documents:
+        for document in plan.documents | plan.turns:
             if await self._eraser.has_document(bank, document):
                 return False
         if await self._extracted_from(bank, plan):

@@ -28,7 +28,7 @@ from service.policy.content import clean, strip_blocks
 from service.policy.kinds import KIND_TAG, importance_of, kind_of
 from service.policy.redaction import RedactionPolicy, redact
 from service.schemas_review import CorrectRequest, ListedMemory, ListRequest, PendingMemory
-from service.scope import BankId, DocumentId, is_reserved_tag
+from service.scope import BankId, DocumentId, is_reserved_tag, turn_of_document
 
 _CONVERSATION_TAG = re.compile(r"c-[0-9a-f]{48}")
 _PAGE = 100
@@ -225,7 +225,8 @@ def _page(
     limit: int,
     importances: Mapping[str, float | None],
 ) -> Page:
-    stored = {memory.document_id for memory in kept}
+    # Memories extracted from a turn have documents of their own, named after the turn's.
+    stored = {turn_of_document(memory.document_id) for memory in kept if memory.document_id}
     waiting = [
         turn for turn in reversed(turns) if turn.document_id not in stored and _contains(turn.text, query)
     ]
@@ -306,7 +307,7 @@ async def correct(
     memory_id = await _stored_id(request.memory_id, bank, review, log)
     # Proves that the cache answers before anything is changed; the one that counts comes after.
     await _purge(cache, bank)
-    what = f"correct {memory_id}"
+    what = meant_by(memory_id)
     sources = await review.sources(bank, memory_id)
     facts = [source.id for source in sources or ()] or (await log.meant(bank, what)).get("facts", [])
     if sources is None and not facts:
@@ -324,6 +325,11 @@ async def correct(
     if facts:
         await log.drop_meant(bank, what)
     return listed(changed)
+
+
+def meant_by(memory_id: str) -> str:
+    """Under which name the ids are kept that the correction of an observation changes."""
+    return f"correct {memory_id.lower()}"
 
 
 async def _stored_id(memory_id: str, bank: BankId, review: HindsightReview, log: TurnsLog) -> str:

@@ -278,6 +278,45 @@ async def test_a_request_on_its_way_is_late_for_a_forget_of_everything_after_one
     assert await world.recalled(user, "bees") == []
 
 
+async def test_a_forget_after_an_interrupted_correction_takes_what_the_observation_was_made_from(
+    world: World, user: str
+) -> None:
+    for text in ("I lived in Hangzhou", "I moved to Shanghai", "I play the flute"):
+        await world.add(user, text)
+        await world.store()
+    bank = bank_of("default", user)
+    sources = [m.id for m in world.stand_in.banks[bank].memories.values() if "flute" not in m.text]
+    seen = world.stand_in.add_memory(
+        bank, "The user lives in Shanghai.", type="observation", source_fact_ids=sources
+    )
+    world.stand_in.fail("memory_update", "commit_then_close", times=1)
+    form = {"user_id": user, "memory_id": seen.id, "text": "The user lives in Chengdu."}
+    assert code_of(await world.api.client.post("/memory/correct", data=form), 503)
+    assert (await world.forget(user, memory_id=seen.id))["verified"]
+    assert world.texts(user) == ["I play the flute"]
+    assert not await world.redis.exists(keyspace.meant(bank))
+
+
+async def test_the_words_of_a_turn_go_with_one_of_its_memories_and_the_others_stay(
+    world: World, user: str
+) -> None:
+    # A turn that took both ways is there word for word, too, until it is settled.
+    await world.add(user, "I keep bees and play the flute", conversation_id="c1")
+    bank = bank_of("default", user)
+    [turn] = await world.workshop.log.pending(bank)
+    world.stand_in.store.retain(
+        bank, [{"content": "User: I keep bees and play the flute", "document_id": turn.document_id}]
+    )
+    for number, text in enumerate(("The user keeps bees.", "The user plays the flute.")):
+        document = fact_document_of(turn.document_id, number)
+        item = {"content": text, "document_id": document, "tags": [turn.document_id]}
+        world.stand_in.store.retain(bank, [item])
+    memories = world.stand_in.banks[bank].memories.values()
+    [bees] = [m.id for m in memories if m.text == "The user keeps bees."]
+    assert (await world.forget(user, memory_id=bees))["verified"]
+    assert world.texts(user) == ["The user plays the flute."]
+
+
 async def test_a_forget_waits_for_a_consolidation_that_may_have_read_what_goes(
     world: World, user: str
 ) -> None:
