@@ -4,6 +4,7 @@ import errno
 import random
 import socket
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -124,7 +125,10 @@ def _cannot(host: str, port: int, error: OSError) -> LocalStackError:
 
 
 def listens(pid: int, port: int) -> bool:
-    """Whether process `pid` is the one that listens on TCP `port`; True if the system does not tell."""
+    """Whether process `pid` is the one that listens on TCP `port`; True if the system does not tell.
+
+    A process that has ended listens to nothing, also while nobody has asked for its exit code yet.
+    """
     found: set[str] = set()
     try:
         for table in ("/proc/net/tcp", "/proc/net/tcp6"):
@@ -132,9 +136,22 @@ def listens(pid: int, port: int) -> bool:
                 cells = line.split()
                 if cells[3] == _LISTENING and int(cells[1].rpartition(":")[2], 16) == port:
                     found.add(f"socket:[{cells[9]}]")
-        return any(str(link.readlink()) in found for link in Path(f"/proc/{pid}/fd").iterdir())
     except (OSError, ValueError, IndexError):
         return True
+    try:
+        # After the name in parentheses: the state, Z for one that has ended.
+        if Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()[0] in "ZX":
+            return False
+        links = list(Path(f"/proc/{pid}/fd").iterdir())
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    except OSError:
+        return True
+    for link in links:
+        with suppress(OSError):  # closed just now
+            if str(link.readlink()) in found:
+                return True
+    return False
 
 
 def reserve(host: str, wanted: int, *, is_explicit: bool) -> Reservation:

@@ -63,3 +63,13 @@ def test_a_port_of_another_process_is_told_apart_from_ones_own() -> None:
             assert ports.listens(os.getpid(), port)
             assert not ports.listens(other.pid, port)
             other.send_signal(signal.SIGKILL)
+
+
+def test_a_process_that_has_ended_listens_to_nothing() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        ended = subprocess.Popen([sys.executable, "-c", ""])
+        os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+        assert not ports.listens(ended.pid, port)  # its exit code was not asked for
+        ended.wait()
+        assert not ports.listens(ended.pid, port)
