@@ -118,25 +118,21 @@ class HindsightCurate:
 
     async def why_set_aside(self, bank: BankId, fact_id: str) -> str | None:
         """Why a fact was taken out of what is recalled; None: it was not, or there is none."""
-        async with vendor_errors(self._hindsight.patience_s):
-            try:
-                found = cast(
-                    "Mapping[str, Any]",
-                    await self._hindsight.patient.memory.get_memory(
-                        bank, fact_id, _request_timeout=self._hindsight.patience_s
-                    ),
-                )
-            except ApiException as exc:
-                if exc.status not in (400, 404):
-                    raise
-                return None
-            return str(found.get("invalidation_reason") or "") if found["state"] == "invalidated" else None
+        found = await self._fact(bank, fact_id)
+        if found is None or found["state"] != "invalidated":
+            return None
+        return str(found.get("invalidation_reason") or "")
 
     async def text_of(self, bank: BankId, fact_id: str) -> str | None:
         """What a fact says now; None: there is none."""
+        found = await self._fact(bank, fact_id)
+        return None if found is None else str(found.get("text") or "")
+
+    async def _fact(self, bank: BankId, fact_id: str) -> Mapping[str, Any] | None:
+        """A fact as Hindsight has it, valid or set aside; None: there is none."""
         async with vendor_errors(self._hindsight.patience_s):
             try:
-                found = cast(
+                return cast(
                     "Mapping[str, Any]",
                     await self._hindsight.patient.memory.get_memory(
                         bank, fact_id, _request_timeout=self._hindsight.patience_s
@@ -146,7 +142,6 @@ class HindsightCurate:
                 if exc.status not in (400, 404):
                     raise
                 return None
-            return str(found.get("text") or "")
 
     async def restore(self, bank: BankId, fact_id: str) -> None:
         """Let a fact be recalled again; harmless when it is, or when it is gone."""
