@@ -15,7 +15,7 @@ from typing import Any, Final, Self
 
 from service.adapters.gateway_direct import DirectUpstream, OpenAiServer
 from service.adapters.gateway_errors import GatewayError, ModelMissing, error_for
-from service.adapters.llm import Vendor, load_vendor
+from service.adapters.llm import Vendor, close_clients, load_vendor
 from service.errors import LlmMisconfigured
 
 _log = logging.getLogger(__name__)
@@ -108,7 +108,7 @@ class Gateway:
             return
         # A thread that imports cannot be stopped.
         vendor, _ = await self._loading
-        await vendor.litellm.close_litellm_async_clients()
+        await close_clients(vendor)
 
     def _load(self) -> tuple[Vendor, Any]:
         vendor = load_vendor()

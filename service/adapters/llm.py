@@ -94,7 +94,7 @@ class LlmAdapter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         # A thread that imports cannot be stopped.
-        await (await self._loading).litellm.close_litellm_async_clients()
+        await close_clients(await self._loading)
 
     async def complete(
         self, messages: Sequence[Mapping[str, str]], schema: Mapping[str, Any], *, name: str
@@ -177,7 +177,8 @@ class LlmAdapter:
                     response_format=_format(vendor, model, schema, name),
                     api_key=self._api_key if is_own else None,
                     api_base=self._base_url if is_own else None,
-                    timeout=timeout_s,
+                    # One number for all: litellm keeps a client, and its connections, for each.
+                    timeout=self._timeout_s,
                     num_retries=0,
                     max_retries=0,
                     # Some models know no temperature or no response format; the parser copes.
@@ -224,6 +225,13 @@ def load_vendor() -> Vendor:
     return Vendor(
         litellm, (family, budget, OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError)
     )
+
+
+async def close_clients(vendor: Vendor) -> None:
+    """End the connections of this process to its models."""
+    await vendor.litellm.close_litellm_async_clients()
+    # It closes clients, and would hand out the closed ones for ten minutes more.
+    vendor.litellm.in_memory_llm_clients_cache.flush_cache()
 
 
 def _provider(vendor: Vendor, model: str) -> str:

@@ -230,7 +230,9 @@ class FakeLlm:
             return _error(400, "messages must be a list of messages")
         kind = kind_of(request)
         authorization = http.headers.get("authorization", "")
-        self.calls.append({"kind": kind, "authorization": authorization, "request": request})
+        call = {"kind": kind, "authorization": authorization, "request": request}
+        # Which connection it came by.
+        self.calls.append(call | {"client": http.client and list(http.client)})
         number = len(self.calls)
         control = self._take(kind)
         if (failed := await self._failure(control)) is not None:

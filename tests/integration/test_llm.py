@@ -194,6 +194,19 @@ async def test_a_model_whose_provider_nobody_knows_is_the_operators_to_mend(
     assert model.calls == []
 
 
+async def test_questions_share_a_connection_until_the_adapter_closes_it(fake: tuple[FakeLlm, str]) -> None:
+    model, url = fake
+    for _ in range(2):  # as litellm keeps clients for the whole process, the second gets none that is closed
+        async with adapter(url) as llm:
+            for _ in range(3):
+                assert "marigold" in (await llm.complete(MESSAGES, SCHEMA, name="test")).text
+    first, second = (
+        {tuple(call["client"]) for call in calls} for calls in (model.calls[:3], model.calls[3:])
+    )
+    assert len(first) == len(second) == 1
+    assert first != second
+
+
 async def test_a_refusal_is_the_texts_fault_only_if_the_model_takes_a_harmless_one(
     fake: tuple[FakeLlm, str],
 ) -> None:
