@@ -26,6 +26,7 @@ _log = logging.getLogger(__name__)
 
 # Nobody misses a drain that was not started for this long: another one is queued every second.
 _DRAIN_EXPIRES = timedelta(minutes=1)
+_FULL_POLL_S = 1.0
 
 
 class Context(TypedDict):
@@ -71,6 +72,26 @@ async def _drain(context: Context) -> None:
     storer = _storer_of(context)
     if storer is not None and await storer.work():
         await _queue_drain(context)
+
+
+async def drain_while_full(context: Context) -> None:
+    """Store what is due for as long as Redis has no memory left, without arq: its own jobs need some.
+
+    Returns at once when there is memory. Raises `TurnsLogUnavailable` when Redis does not answer.
+    """
+    is_said = False
+    while await context["turns"].is_full():
+        if not is_said:
+            _log.warning("redis_full")
+            is_said = True
+        slots = range(context["worker_jobs"])
+        await asyncio.gather(*(_at_the_edge("drain", _work(context)) for _ in slots))
+        await asyncio.sleep(_FULL_POLL_S)
+
+
+async def _work(context: Context) -> None:
+    if storer := _storer_of(context):
+        await storer.work()
 
 
 def _storer_of(context: Context) -> Storer | None:

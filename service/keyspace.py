@@ -13,6 +13,7 @@ in one place.
 | `mem:batch:B` | hash | the frozen batch of bank B | accepted work |
 | `mem:waiting` | counter | how many turns all `mem:turns:B` hold together | accepted work |
 | `mem:oldest-batch` | string | when the oldest batch was frozen (Unix ms), at the last sweep | yes |
+| `mem:oldest-turn` | string | when the oldest turn in no batch came (Unix ms), at the last sweep | yes |
 | `mem:resting` | zset | bank → until when (Unix ms) the language model is not to be asked for it | yes |
 | `mem:not-asked:C` | string | since when (Unix ms) it is not asked for reason C | yes |
 | `mem:workers` | zset | worker → when it last gave a sign of life (Unix ms) | yes |
@@ -55,6 +56,7 @@ CLAIM_NUMBER = "mem:claim-number"
 # puts right what drifted); likewise what leaves `mem:dead` leaves `mem:dead-of:B`.
 WAITING = "mem:waiting"
 OLDEST_BATCH = "mem:oldest-batch"
+OLDEST_TURN = "mem:oldest-turn"
 # Banks whose turns wait as they were told to, until the score; the sweep does not call that stuck.
 RESTING = "mem:resting"
 WORKERS = "mem:workers"

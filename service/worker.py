@@ -119,6 +119,8 @@ async def _start(context: dict[str, Any]) -> None:
     context["slots"] = asyncio.Semaphore(settings.worker_jobs)
     context["storer"] = asyncio.create_task(_open_storer(stack, policies, turns, cache, metrics))
     stack.callback(context["storer"].cancel)
+    # arq ends when it cannot queue its jobs, and comes by here again.
+    await jobs.drain_while_full(cast("jobs.Context", context))
 
 
 async def _deletions(stack: AsyncExitStack, settings: Settings, metrics: Metrics) -> Deleted | None:

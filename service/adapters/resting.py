@@ -37,4 +37,6 @@ async def note_resting(redis: Redis, bank: BankId, code: str, wait_s: int) -> No
 
 async def resting(redis: Redis, now_ms: int) -> frozenset[str]:
     """The banks for which that is so at `now_ms`, by the server's clock."""
-    return frozenset(await redis.zrangebyscore(keyspace.RESTING, f"({now_ms}", "+inf"))
+    # Later than any can be: noted while the clock was ahead, it says nothing.
+    latest = now_ms + (_LONGEST_S + _MARGIN_S) * 1000
+    return frozenset(await redis.zrangebyscore(keyspace.RESTING, f"({now_ms}", latest))

@@ -13,9 +13,12 @@ late holds an old token, and each writing script refuses it (`ClaimLost`).
 import json
 import secrets
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from time import monotonic
 from types import TracebackType
-from typing import Any, Literal, Self, cast
+from typing import Any, Final, Literal, Self, cast
+
+from redis.exceptions import OutOfMemoryError
 
 from service import keyspace
 from service.adapters import turns_sweep
@@ -49,6 +52,8 @@ _HOOK_TTL_S = 86_400
 # Longer than anybody repeats what was answered with "try again".
 _MEANT_TTL_S = 86_400
 _FULL_RETRY_S = 30
+# What is put off for longer than this, a debounce and a claim was so by a clock that was ahead.
+LONGEST_RETRY_S: Final = 300.0
 
 
 class TurnsLog:
@@ -250,7 +255,11 @@ class TurnsLog:
         )
 
     async def release(self, claim: Claim, *, retry_in_s: float = 0) -> None:
-        """Give the bank back; a frozen batch is looked at again in `retry_in_s`. Never raises `ClaimLost`."""
+        """Give the bank back; a frozen batch is looked at again in `retry_in_s`, at most `LONGEST_RETRY_S`.
+
+        Never raises `ClaimLost`.
+        """
+        retry_in_s = min(retry_in_s, LONGEST_RETRY_S)
         await self._redis.run(
             "release",
             [keyspace.CLAIMS, keyspace.DUE, keyspace.conversations(claim.bank), keyspace.batch(claim.bank)],
@@ -275,12 +284,16 @@ class TurnsLog:
             return bool(await self._redis.client.exists(keyspace.hook(event_digest)))
 
     async def sweep(self) -> int:
-        """Put banks with work that nobody would ever look at back on the list; how many there were.
+        """Have banks with work looked at that nobody would ever look at, or hours late; how many there were.
 
         Also counts the waiting turns and puts their counter right. Walks through all keys page by page,
         and never holds Redis up for longer than one page.
         """
-        return await turns_sweep.sweep(self._redis.client, self._redis.errors, self._redis.run)
+        quiet_ms, max_wait_ms, _ = self._debounce.arguments
+        furthest_ms = max(quiet_ms, max_wait_ms, int(LONGEST_RETRY_S * 1000), self._claim_ms)
+        return await turns_sweep.sweep(
+            self._redis.client, self._redis.errors, self._redis.run, furthest_ms, self._claim_ms
+        )
 
     async def keep_meant(self, bank: BankId, what: str, meant: Mapping[str, Sequence[str]]) -> None:
         """Keep, for a day, the ids that a change of several steps is to change; `what` names it.
@@ -325,9 +338,11 @@ class TurnsLog:
             return bool(await self._redis.client.get(keyspace.bank_made(bank)) == config_id)
 
     async def note_bank_made(self, bank: BankId, config_id: str = "1") -> None:
-        """Remember that Hindsight has this bank with this configuration."""
+        """Remember that Hindsight has this bank with this configuration, if there is memory for that."""
         async with self._redis.errors():
-            await self._redis.client.set(keyspace.bank_made(bank), config_id, ex=_BANK_MADE_TTL_S)
+            # What is not remembered is asked for again; turns must not wait for that.
+            with suppress(OutOfMemoryError):
+                await self._redis.client.set(keyspace.bank_made(bank), config_id, ex=_BANK_MADE_TTL_S)
 
     async def note_bank_gone(self, bank: BankId) -> None:
         """Remember no longer that Hindsight has this bank."""
@@ -349,6 +364,15 @@ class TurnsLog:
         async with self._redis.errors():
             await note_resting(self._redis.client, bank, code, wait_s)
 
+    async def is_full(self) -> bool:
+        """Whether Redis has no memory for more."""
+        async with self._redis.errors():
+            try:
+                await self._redis.client.incr(keyspace.CLAIM_NUMBER)
+            except OutOfMemoryError:
+                return True
+        return False
+
     async def check(self) -> LogState:
         """How the log stands; also proves that it can be written to."""
         async with self._redis.errors():
@@ -359,14 +383,18 @@ class TurnsLog:
             pipe.zcard(keyspace.DUE)
             pipe.hlen(keyspace.DEAD)
             pipe.exists(keyspace.ARQ_HEALTH)
-            pipe.get(keyspace.OLDEST_BATCH)
-            _, (seconds, micros), oldest, banks, dead, worker, frozen_ms = await pipe.execute()
+            pipe.mget(keyspace.OLDEST_BATCH, keyspace.OLDEST_TURN)
+            _, (seconds, micros), oldest, banks, dead, worker, stamps = await pipe.execute()
         now_ms = int(seconds) * 1000 + int(micros) // 1000
         overdue_s = max(0.0, (now_ms - oldest[0][1]) / 1000) if oldest else 0.0
+        # What is no number was not written by us, and no reason to call the log away.
+        batch_s, turn_s = (
+            max(0.0, (now_ms - int(at_ms)) / 1000) if (at_ms or "").isdigit() else 0.0 for at_ms in stamps
+        )
         return LogState(
             overdue_s=overdue_s,
-            # What is no number was not written by us, and no reason to call the log away.
-            oldest_batch_s=max(0.0, (now_ms - int(frozen_ms)) / 1000) if (frozen_ms or "").isdigit() else 0.0,
+            oldest_batch_s=batch_s,
+            oldest_turn_s=turn_s,
             waiting_banks=banks,
             dead_letters=dead,
             is_worker_alive=bool(worker),

@@ -34,6 +34,8 @@ _SCRIPTS = (
     "settle",
     "release",
     "rearm",
+    "pull_back",
+    "measure",
     "prepared",
     "wake",
     "letters_page",

@@ -1,7 +1,7 @@
 """The walk through the turns log that puts right what only a fault can have left wrong.
 
-No script of the log leaves such a thing behind; a restored backup, a cut append-only file, or a worker of an
-older version that runs on beside this one might.
+No script of the log leaves such a thing behind; a restored backup, a cut append-only file, a clock that was
+ahead, or a worker of an older version that runs on beside this one might.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -19,8 +19,13 @@ from service.scope import BankId
 _PAGE = 1000
 # Each of these that is not listed costs two calls; all of them together must fit into one time limit.
 _LETTERS_PAGE = 100
+# Banks that one call of a script looks at, or pulls back.
+_BANKS_PAGE = 100
 # Three sweeps long: without a worker nobody knows, and that is seen by its heartbeat.
 _OLDEST_TTL_S = 900
+
+
+_Run = Callable[[str, Sequence[str], Sequence[str | int | float]], Awaitable[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +39,15 @@ class _Counters:
 async def sweep(
     redis: Redis,
     errors: Callable[[], AbstractAsyncContextManager[None]],
-    run: Callable[[str, Sequence[str], Sequence[str]], Awaitable[Any]],
+    run: _Run,
+    furthest_ms: int,
+    claim_ms: int,
 ) -> int:
-    """Put banks with work that are not on the list back on it; how many were. Recounts waiting turns, and
-    lists dead letters by bank that are not.
+    """Put banks with work that are not on the list back on it, and have those looked at now that are put off
+    for more than `furthest_ms`; how many there were. Recounts waiting turns, and lists dead letters by bank
+    that are not.
 
-    `errors` maps what Redis raises, `run` runs a script of the log.
+    `errors` maps what Redis raises, `run` runs a script of the log, `claim_ms` is how long claims last.
     """
     walk = _Walk(redis, errors, run)
     before = await walk.counters()
@@ -48,6 +56,7 @@ async def sweep(
         left_alone = await resting(redis, seconds * 1000)
     sizes: dict[str, int] = {}
     frozen_ms: list[int] = []
+    oldest_ms: dict[str, int] = {}
     listed: dict[str, int] = {}
     rearmed = 0
     cursor = 0
@@ -59,13 +68,18 @@ async def sweep(
             {BankId(k.removeprefix(p)) for k in keys for p in prefixes if k.startswith(p)}
         )
         # By key: a walk may come by twice.
-        sizes |= await walk.sizes([key for key in keys if key.startswith(prefixes[0])])
+        banks = [k.removeprefix(prefixes[0]) for k in keys if k.startswith(prefixes[0])]
+        for bank, (held, came_ms) in (await walk.measure(banks)).items():
+            sizes[bank] = held
+            oldest_ms[bank] = came_ms if bank not in left_alone else 0
         listed |= await walk.sizes([key for key in keys if key.startswith(keyspace.dead_of(BankId("")))])
         batches = [key for key in keys if key.startswith(prefixes[2])]
         frozen_ms += await walk.frozen([k for k in batches if k.removeprefix(prefixes[2]) not in left_alone])
         if not cursor:
             break
-    await walk.note_oldest(frozen_ms)
+    rearmed += await walk.pull_back(furthest_ms, claim_ms)
+    await walk.note_oldest(keyspace.OLDEST_BATCH, frozen_ms)
+    await walk.note_oldest(keyspace.OLDEST_TURN, [came_ms for came_ms in oldest_ms.values() if came_ms])
     await walk.recount(sum(sizes.values()), before)
     await walk.list_letters(sum(listed.values()))
     while True:
@@ -82,7 +96,17 @@ class _Walk:
 
     redis: Redis
     errors: Callable[[], AbstractAsyncContextManager[None]]
-    run: Callable[[str, Sequence[str], Sequence[str]], Awaitable[Any]]
+    run: _Run
+
+    async def pull_back(self, furthest_ms: int, claim_ms: int) -> int:
+        """Have banks looked at that were put off while the clock was ahead; how many there were."""
+        found, last = 0, _BANKS_PAGE
+        while last == _BANKS_PAGE:
+            last = await self.run(
+                "pull_back", [keyspace.DUE, keyspace.CLAIMS], [furthest_ms, claim_ms, _BANKS_PAGE]
+            )
+            found += last
+        return found
 
     async def rearm(self, banks: set[BankId]) -> int:
         """Put those of the banks that are not on the list and have work on it."""
@@ -112,8 +136,22 @@ class _Walk:
             waiting, number = await self.redis.mget(keyspace.WAITING, keyspace.CLAIM_NUMBER)
         return _Counters(int(waiting or 0), int(number or 0))
 
+    async def measure(self, banks: Sequence[str]) -> dict[str, tuple[int, int]]:
+        """How many turns each bank holds, and when the oldest that is in no batch came (see the script)."""
+        found: dict[str, tuple[int, int]] = {}
+        for start in range(0, len(banks), _BANKS_PAGE):
+            page = banks[start : start + _BANKS_PAGE]
+            keys = [
+                key(BankId(bank))
+                for bank in page
+                for key in (keyspace.turns, keyspace.conversations, keyspace.batch)
+            ]
+            flat = await self.run("measure", keys, [])
+            found |= dict(zip(page, zip(flat[::2], flat[1::2], strict=True), strict=True))
+        return found
+
     async def sizes(self, keys: Sequence[str]) -> dict[str, int]:
-        """How many turns or letters each of these hashes holds."""
+        """How many letters each of these hashes holds."""
         if not keys:
             return {}
         async with self.errors():
@@ -132,13 +170,16 @@ class _Walk:
                 pipe.hget(key, "frozen_ms")
             return [int(value) for value in await pipe.execute() if value]
 
-    async def note_oldest(self, frozen_ms: Sequence[int]) -> None:
-        """Keep the oldest for whoever asks how the log is: a batch that Hindsight never ends is not due."""
+    async def note_oldest(self, key: str, at_ms: Sequence[int]) -> None:
+        """Keep the oldest for whoever asks how the log is.
+
+        A batch that Hindsight never ends is never due for long, nor is a bank that nobody can take from.
+        """
         async with self.errors():
-            if frozen_ms:
-                await self.redis.set(keyspace.OLDEST_BATCH, min(frozen_ms), ex=_OLDEST_TTL_S)
+            if at_ms:
+                await self.redis.set(key, min(at_ms), ex=_OLDEST_TTL_S)
             else:
-                await self.redis.delete(keyspace.OLDEST_BATCH)
+                await self.redis.delete(key)
 
     async def list_letters(self, listed: int) -> None:
         """List dead letters by bank where they are not; they are walked through if their numbers differ."""

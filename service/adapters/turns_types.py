@@ -98,11 +98,13 @@ class Job:
 class LogState:
     """Health of the log: seconds the oldest due bank is overdue, banks waiting, dead letters, heartbeat.
 
-    `oldest_batch_s` is for how many seconds the oldest batch has been on its way (at the last sweep's look).
+    `oldest_batch_s` is for how many seconds the oldest batch has been on its way, `oldest_turn_s` for how
+    many a turn has waited to be put into one (where none goes first); both at the last sweep's look.
     """
 
     overdue_s: float
     oldest_batch_s: float
+    oldest_turn_s: float
     waiting_banks: int
     dead_letters: int
     is_worker_alive: bool

@@ -26,12 +26,13 @@ _NOT_ASKED = (LlmBudgetSpent.code, LlmNotAsked.code)
 # How many questions at the end of a look may be refused.
 _FORBIDDABLE = 3
 # One clock for everything: the server's, in Unix milliseconds.
+# The first write needs no memory, so that a full server takes the others, too (see lua/common.lua).
 _BEAT = """
 local t = redis.call('TIME')
 local now = t[1] * 1000 + math.floor(t[2] / 1000)
-redis.call('ZADD', KEYS[1], now, ARGV[1])
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now - ARGV[2] * 1000)
 redis.call('ZREMRANGEBYSCORE', KEYS[1], now + ARGV[5] * 1000, '+inf')
+redis.call('ZADD', KEYS[1], now, ARGV[1])
 redis.call('EXPIRE', KEYS[1], ARGV[3])
 if ARGV[4] == '1' then redis.call('SET', KEYS[2], now, 'EX', ARGV[3]) end
 return now
@@ -46,7 +47,8 @@ class Signs:
     (`appendfsync` is not `no`), and nothing is evicted (`maxmemory-policy` is `noeviction`). False as soon as
     one of these is known to be otherwise; None: the server does not tell (managed ones often hide it).
     `not_asked`: for which reasons (codes of errors) the language model is not asked, and for how long
-    already; `resting_banks` is for how many banks, about.
+    already; `resting_banks` is for how many banks, about. `used_ratio`: how much of its `maxmemory` the
+    server uses, 0 without a limit; None: it does not tell.
     """
 
     waiting_turns: int
@@ -56,6 +58,7 @@ class Signs:
     is_durable: bool | None
     not_asked: dict[str, float] = field(default_factory=dict)
     resting_banks: int = 0
+    used_ratio: float | None = None
 
 
 class Vitals(RedisStore):
@@ -104,14 +107,16 @@ class Vitals(RedisStore):
             for code, at_ms in zip(_NOT_ASKED, since_ms, strict=True)
             if at_ms
         }
+        persistence, memory, config = (part if isinstance(part, dict) else {} for part in told)
         return Signs(
             waiting_turns=_whole(waiting),
             workers=sum(age_s <= _FRESH_S for age_s in ages_s),
             heartbeat_age_s=ages_s[0] if ages_s else None,
             last_stored_age_s=_age_s(now_ms, stored_ms),
-            is_durable=_is_durable(*(part if isinstance(part, dict) else {} for part in told)),
+            is_durable=_is_durable(persistence, memory, config),
             not_asked=since_s,
             resting_banks=resting if since_s else 0,
+            used_ratio=_used_ratio(memory),
         )
 
 
@@ -141,6 +146,12 @@ def _unless_refused(replies: list[Any]) -> list[Any]:
         if isinstance(reply, RedisError) and not isinstance(reply, ResponseError):
             raise reply
     return replies
+
+
+def _used_ratio(memory: dict[str, Any]) -> float | None:
+    if not {"maxmemory", "used_memory"} <= memory.keys():
+        return None
+    return float(memory["used_memory"] / memory["maxmemory"]) if memory["maxmemory"] else 0.0
 
 
 def _is_durable(persistence: dict[str, Any], memory: dict[str, Any], config: dict[str, Any]) -> bool | None:

@@ -23,10 +23,11 @@ Status = Literal["ok", "degraded", "down"]
 
 # A bank that was due this long ago, and nothing stored since: no worker gets anything done.
 _STUCK_S = 120.0
-# A batch on its way for this long, and nothing stored since: what is tried again and again is never due for
-# long. Hindsight refuses our key, ends no operation, or the language model has failed for as long.
+# A batch on its way, or a turn left out of one, for this long, and nothing stored since: what is tried again
+# and again is never due for long. Hindsight refuses our key, ends no operation, the language model has failed
+# for as long, or a bank's turns cannot be taken.
 _VAIN_S = 900.0
-# A batch on its way for this long while others are stored.
+# The same while others are stored.
 _STUCK_BATCH_S = 1800.0
 _DOWN = frozenset({"redis_down", "queue_full", "queue_stuck"})
 
@@ -104,11 +105,15 @@ class Health:
         last_s = signs.last_stored_age_s if signs else None
         still_s = math.inf if last_s is None else last_s
         is_waiting = log.overdue_s >= _STUCK_S and still_s >= _STUCK_S
-        is_in_vain = log.oldest_batch_s >= _VAIN_S and still_s >= _VAIN_S
+        # Beyond what a turn is meant to wait: its bank may be claimed again and again, and so never be due
+        # for long, and nobody gets a batch out of it.
+        left_s = log.oldest_turn_s - self._turns.debounce.max_wait_s
+        is_in_vain = max(log.oldest_batch_s, left_s) >= _VAIN_S and still_s >= _VAIN_S
         found = {
             "queue_full": signs is not None and signs.waiting_turns >= self._max_waiting,
             "queue_stuck": is_waiting or is_in_vain,
-            "queue_slow": log.overdue_s >= _STUCK_S and not is_waiting,
+            "queue_slow": (log.overdue_s >= _STUCK_S and not is_waiting)
+            or (left_s >= _STUCK_BATCH_S and not is_in_vain),
             "batch_stuck": log.oldest_batch_s >= _STUCK_BATCH_S,
             "no_worker": not look.has_worker,
             "dead_letters": log.dead_letters > 0,
@@ -131,6 +136,7 @@ def parts_of(look: Look) -> dict[str, dict[str, Any]]:
             "waiting_banks": look.log.waiting_banks,
             "overdue_s": round(look.log.overdue_s, 1),
             "oldest_batch_s": round(look.log.oldest_batch_s, 1),
+            "oldest_turn_s": round(look.log.oldest_turn_s, 1),
             "dead_letters": look.log.dead_letters,
         }
     if look.log is not None and look.signs is not None:
@@ -161,12 +167,14 @@ def gauges_of(look: Look, metrics: Metrics) -> dict[str, float | None]:
         "memory_waiting_banks": log.waiting_banks if log else None,
         "memory_oldest_due_seconds": log.overdue_s if log else None,
         "memory_oldest_batch_seconds": log.oldest_batch_s if log else None,
+        "memory_oldest_turn_seconds": log.oldest_turn_s if log else None,
         "memory_dead_letters": log.dead_letters if log else None,
         "memory_workers": signs.workers if signs else None,
         "memory_worker_heartbeat_age_seconds": signs.heartbeat_age_s if signs else None,
         "memory_last_stored_age_seconds": signs.last_stored_age_s if signs else None,
         "memory_redis_up": float(log is not None),
         "memory_redis_durable": durable,
+        "memory_redis_used_ratio": signs.used_ratio if signs else None,
         "memory_hindsight_up": float(bool(look.has_hindsight)),
         "memory_breaker_open": float(look.is_breaker_open),
     }

@@ -257,6 +257,7 @@ class LogMachine(RuleBasedStateMachine):
         for values in (before, after):
             # What it notes for the health check, which expires.
             values.pop(keyspace.OLDEST_BATCH.encode(), None)
+            values.pop(keyspace.OLDEST_TURN.encode(), None)
         assert after == before
 
     @rule(bank=st.sampled_from(BANKS), loses_lists=st.booleans())
@@ -308,7 +309,8 @@ class LogMachine(RuleBasedStateMachine):
             assert job.status in ("done", "failed")
             assert job.memories_kept <= len(texts) or job.status == "failed"
         keys = {key async for key in self.redis.scan_iter(match="*")}
-        left = {key for key in keys if not key.startswith(("mem:job:", "mem:seen:", keyspace.OLDEST_BATCH))}
+        expiring = ("mem:job:", "mem:seen:", keyspace.OLDEST_BATCH, keyspace.OLDEST_TURN)
+        left = {key for key in keys if not key.startswith(expiring)}
         assert left <= {"mem:claim-number", "mem:dead"} | set(map(keyspace.dead_of, BANKS))
 
 

@@ -24,6 +24,13 @@ local function due_ms(first, last, count, quiet_ms, max_wait_ms, max_turns, now)
   return math.min(last + quiet_ms, first + max_wait_ms)
 end
 
+-- A Redis whose memory is full refuses a script's first write if that may need memory, and none that come after
+-- one that needs none (all versions; the flag `allow-oom` came with Redis 7). This is such a one, on a hash.
+-- For what workers do: the queue must drain, or it stays full for ever.
+local function although_full(hash)
+  redis.call('HDEL', hash, '')
+end
+
 -- Only the newest claim of a bank may write; a worker that was away too long is told so.
 local function holds(claims, bank, token)
   return redis.call('HGET', claims, bank) == token
@@ -33,6 +40,40 @@ end
 local function head_of(turn)
   local number, accepted, job_id, conversation = string.match(turn, '^(%d+)\n(%d+)\n([^\n]*)\n([^\n]*)\n')
   return tonumber(number), tonumber(accepted), job_id, conversation
+end
+
+-- Lists turns that are neither in the bank's batch nor listed by a conversation, each conversation's in their
+-- order. What is listed in a way that cannot be read is listed anew, or no more if it holds nothing.
+local function list_lost(turns, conversations, batch)
+  local is_frozen, is_listed = {}, {}
+  for document in string.gmatch(redis.call('HGET', batch, 'documents') or '', '%S+') do is_frozen[document] = true end
+  local texts = redis.call('HGETALL', conversations)
+  for i = 1, #texts, 2 do
+    local _, _, _, documents = waiting_of(texts[i + 1])
+    if not documents then redis.call('HDEL', conversations, texts[i]) end
+    for document in string.gmatch(documents or '', '%S+') do is_listed[document] = true end
+  end
+
+  local waiting, has_lost = {}, {}
+  local found = redis.call('HGETALL', turns)
+  for i = 1, #found, 2 do
+    local document = found[i]
+    local number, accepted, _, conversation = head_of(found[i + 1])
+    if number and not is_frozen[document] then
+      waiting[conversation] = waiting[conversation] or {}
+      table.insert(waiting[conversation], {number = number, accepted = accepted, document = document})
+      if not is_listed[document] then has_lost[conversation] = true end
+    end
+  end
+  for conversation in pairs(has_lost) do
+    local its, documents = waiting[conversation], {}
+    table.sort(its, function(a, b) return a.number < b.number end)
+    local first, last = its[1].accepted, its[1].accepted
+    for i, turn in ipairs(its) do
+      first, last, documents[i] = math.min(first, turn.accepted), math.max(last, turn.accepted), turn.document
+    end
+    redis.call('HSET', conversations, conversation, waiting_text(first, last, #its, table.concat(documents, ' ')))
+  end
 end
 
 -- Whether all of the bank, or one of the labels (conversation, documents), was forgotten after this number.

@@ -3,6 +3,7 @@
 -- ARGV: bank, token, batch id, 'done' or 'failed', reason, job TTL s,
 --       then document id and memories kept of each turn
 if not holds(KEYS[1], ARGV[1], ARGV[2]) then return 'lost' end
+although_full(KEYS[1])
 if redis.call('HGET', KEYS[3], 'id') ~= ARGV[3] then return 'gone' end
 local is_failed = ARGV[4] == 'failed'
 local now = now_ms()
