@@ -9,15 +9,15 @@ user's memory it is that conversation again, so that it can be forgotten as one.
 An import is an add: each line becomes an accepted turn and takes the same way. It takes more of a line than
 an add would, since what was stored may have grown: by our own metadata, and by masks, which are longer than
 what they hide. Observations are left out of it, since they are made of the other lines. A line is known by
-its digest: a repeated import, or one that broke off, stores nothing twice. Lines are read oldest first,
-whatever their order in the file.
+its digest: what the user still has, or an import before has brought, is not stored twice. Lines are read
+oldest first, whatever their order in the file.
 """
 
 import asyncio
 import contextlib
 import json
 import uuid
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
@@ -124,6 +124,7 @@ async def take_in(
     *,
     tenant: str,
     bank: BankId,
+    review: HindsightReview,
     log: TurnsLog,
     cache: RecallCache,
     settings: Settings,
@@ -133,15 +134,20 @@ async def take_in(
     """Accept the lines of an export, redacted like any add; when this returns they survive any crash.
 
     A line of none of `kinds` comes in without one, and none with a tag that only the service gives.
-    Raises `InvalidRequest` or `TooLarge` naming the first bad line (nothing was accepted then), and what
-    `TurnsLog.accept` raises when the log is full or away: the lines before were accepted, and the same
-    body may be sent again.
+    Raises `InvalidRequest` or `TooLarge` naming the first bad line, and an error of the backend's when it
+    cannot be asked what the user has (nothing was accepted then), and what `TurnsLog.accept` raises when the
+    log is full or away: the lines before were accepted, and the same body may be sent again.
     """
     # In a thread: redacting a whole body takes a while, and recalls have deadlines.
     max_chars = max(settings.max_turn_chars, _GROWTH * _DOCUMENT_CHARS)
-    lines, skipped = await asyncio.to_thread(_read, body, max_chars, redaction, frozenset(kinds))
+    kept = frozenset(kinds)
+    lines, skipped = await asyncio.to_thread(_read, body, max_chars, redaction, kept)
+    given = len(lines)
+    if lines:
+        has = await _digests(bank, review, log, redaction, kept)
+        lines = [line for line in lines if line.digest not in has]
     lines.sort(key=lambda line: datetime.fromisoformat(line.said_at) if line.said_at else datetime.now(UTC))
-    accepted = duplicate = 0
+    accepted, duplicate = 0, given - len(lines)
     try:
         for line in lines:
             status = await _accept(line, tenant=tenant, bank=bank, log=log, settings=settings)
@@ -153,6 +159,26 @@ async def take_in(
             with contextlib.suppress(CacheUnavailable):
                 await cache.note_write(bank)
     return Imported(accepted, duplicate, skipped)
+
+
+async def _digests(
+    bank: BankId, review: HindsightReview, log: TurnsLog, redaction: RedactionPolicy, kinds: frozenset[str]
+) -> set[str]:
+    """By which digests the lines would be known that an export of this moment had."""
+
+    def digests(lines: Sequence[Mapping[str, object]]) -> set[str]:
+        found = set()
+        for number, fields in enumerate(lines, 1):
+            with contextlib.suppress(InvalidRequest):  # what others have put there comes in as it always did
+                found.add(_line(fields, number, redaction, kinds).digest)
+        return found
+
+    # The log first, as for an export.
+    has = await asyncio.to_thread(digests, [_fields_of_pending(turn) for turn in await log.pending(bank)])
+    async for rows in walk(review, bank, page=_PAGE):
+        fields = [_fields_of(row) for row in rows if not row.is_derived]
+        has |= await asyncio.to_thread(digests, fields)
+    return has
 
 
 async def _accept(line: _Line, *, tenant: str, bank: BankId, log: TurnsLog, settings: Settings) -> str:

@@ -264,9 +264,8 @@ def listed(memory: StoredMemory, derived_importance: float | None = None) -> Lis
 
 
 def said_at(turn: Turn) -> str:
-    """When a turn was said, ISO 8601."""
-    moment = datetime.fromtimestamp(turn.accepted_ms / 1000, UTC)
-    return turn.said_at or moment.isoformat(timespec="seconds")
+    """When a turn was said, ISO 8601, as it will be stored."""
+    return turn.said_at or datetime.fromtimestamp(turn.accepted_ms / 1000, UTC).isoformat()
 
 
 def conversation_tag(tags: Sequence[str]) -> str | None:

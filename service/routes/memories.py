@@ -160,6 +160,7 @@ async def import_(request: Request) -> Response:
         body,
         tenant=caller.tenant,
         bank=bank,
+        review=services.review,
         log=services.turns,
         cache=services.cache,
         settings=services.settings,

@@ -163,6 +163,44 @@ async def test_an_import_is_idempotent_by_line(
     assert sorted(stand_in.banks[ANNE].texts) == ["fact 0", "fact 1", "fact 2"]
 
 
+async def test_what_is_there_still_is_not_stored_beside_it(
+    api: Api, stand_in: HindsightStandIn, workshop: Workshop
+) -> None:
+    await api.add("anne", "我养蜜蜂", conversation_id="talk", tags="hobby", metadata='{"source": "chat"}')
+    await api.add("anne", "My cat is called Biscuit.", conversation_id="talk", timestamp="2026-01-02")
+    await workshop.work()
+    stand_in.add_memory(ANNE, "Anne keeps bees.", type="observation")
+    await api.add("anne", "I like tea.", conversation_id="other")
+    lines = await export(api)
+
+    async def take_in_again() -> tuple[int, int, int]:
+        reply = (await take_in(api, lines)).json()
+        return reply["accepted"], reply["duplicate"], reply["skipped"]
+
+    assert await take_in_again() == (0, 3, 1)
+    await workshop.work()
+    assert await take_in_again() == (0, 3, 1)
+    before = sorted(stand_in.banks[ANNE].texts)
+    # Only what is missing comes back.
+    forgotten = await api.client.post("/memory/forget", json={"user_id": "anne", "conversation_id": "other"})
+    assert forgotten.json()["verified"]
+    assert await take_in_again() == (1, 2, 1)
+    await workshop.work()
+    assert sorted(stand_in.banks[ANNE].texts) == before
+    assert (await take_in(api, lines, "bert")).json()[
+        "accepted"
+    ] == 3  # another user's are no concern of hers
+
+
+async def test_an_import_waits_for_knowing_what_is_there(api: Api, stand_in: HindsightStandIn) -> None:
+    line = {"type": "memory", "text": "fact", "said_at": "2026-01-02"}
+    stand_in.fail("memories", "close")
+    reply = await take_in(api, [line])
+    assert reply.status_code == 503
+    stand_in.heal()
+    assert (await take_in(api, [line])).json()["accepted"] == 1
+
+
 async def test_turns_of_a_conversation_come_back_in_the_order_they_were_said(
     api: Api, stand_in: HindsightStandIn, workshop: Workshop
 ) -> None:
@@ -217,11 +255,11 @@ async def test_what_redaction_made_longer_comes_in_again(api: Api, workshop: Wor
     lines = await export(api)
     assert len(lines[0]["tags"][0]) > 64
     assert len(lines[0]["metadata"]["mails"]) > 500
-    assert (await take_in(api, lines)).status_code == 202
+    assert (await take_in(api, lines, "bert")).json()["accepted"] == 1
     await workshop.work()
-    first, second, _ = await export(api)
-    assert (first["tags"], first["metadata"]) == (lines[0]["tags"], lines[0]["metadata"])
-    assert (second["tags"], second["metadata"]) == (lines[0]["tags"], lines[0]["metadata"])
+    for user in ("anne", "bert"):
+        memory, _ = await export(api, user)
+        assert (memory["tags"], memory["metadata"]) == (lines[0]["tags"], lines[0]["metadata"])
 
 
 async def test_a_long_memory_comes_in_again_where_turns_must_be_short(
@@ -230,7 +268,7 @@ async def test_a_long_memory_comes_in_again_where_turns_must_be_short(
     await redis_server.command("FLUSHALL")
     stand_in.add_memory(ANNE, "bees " * 1000)
     async with run_api(settings_for(redis_server.url, stand_in.url, max_turn_chars=100)) as api:
-        assert (await take_in(api, await export(api))).json()["accepted"] == 1
+        assert (await take_in(api, await export(api), "bert")).json()["accepted"] == 1
 
 
 async def test_memories_that_differ_in_tags_or_metadata_alone_are_all_kept(
