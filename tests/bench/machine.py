@@ -4,15 +4,23 @@ import os
 import platform
 import subprocess
 from pathlib import Path
+from typing import Final
+
+# What the benchmarks themselves write is no other code.
+_WRITTEN: Final = [
+    f":(top,exclude,glob)tests/**/{name}" for name in ("RESULTS.md", "results.json", "runs.json")
+]
 
 
-def commit() -> str:
-    """The commit, with `-dirty` if there was more than that."""
-    done = subprocess.run(
-        ["git", "describe", "--always", "--dirty"],
-        capture_output=True, check=False, text=True, cwd=Path(__file__).parent,
-    )  # fmt: skip
-    return done.stdout.strip() or "unknown"
+def commit(folder: Path = Path(__file__).parent) -> str:
+    """The commit that `folder` has, with `-dirty` if there was more than that and results."""
+
+    def git(*words: str) -> str:
+        done = subprocess.run(["git", *words], capture_output=True, check=False, text=True, cwd=folder)
+        return done.stdout.strip()
+
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", ":(top)", *_WRITTEN)
+    return f"{git('rev-parse', '--short', 'HEAD') or 'unknown'}{'-dirty' if changed else ''}"
 
 
 def cpu() -> str:

@@ -1,6 +1,7 @@
 """Numbers → `results.json` (names → numbers), `runs.json` (which run each is from) and `RESULTS.md`."""
 
 import json
+import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -11,6 +12,9 @@ from typing import Any, Final
 from tests.bench.machine import describe
 
 _FOLDER: Final = Path(__file__).parent
+_COLUMNS: Final = ("hit_at_5", "words_at_5", "mrr", "withheld", "characters", "ms_p50")
+_PATHS: Final = ("ours_without_floor", "ours", "hindsight_two_arms_off", "hindsight_defaults")
+_QUALITY: Final = re.compile(rf"recall_({'|'.join(_PATHS)})(?:_(\w+?))?_({'|'.join(_COLUMNS)})")
 # "Flat" is a word of the aims; this much is noise on a shared machine.
 _FLAT: Final = 1.25
 
@@ -150,6 +154,7 @@ def write(found: Mapping[str, float], run: Run, folder: Path = _FOLDER) -> str:
 def page(found: Mapping[str, float], runs: Sequence[Run]) -> str:
     """The numbers to read, each with the run that it is from."""
     rows = "\n".join(_rows(found, {name: str(n) for n, run in enumerate(runs, 1) for name in run.names}))
+    found_by = "\n".join(_qualities(found))
     origins = "\n".join(f"{n}. {run.began}, {run.on}" for n, run in enumerate(runs, 1))
     return f"""\
 # How fast it is
@@ -159,6 +164,12 @@ Ratios first, and of these and of the others first what has an aim; units are pa
 | name | measured | from … to | wanted | met | run | what it is |
 |---|---|---|---|---|---|---|
 {rows}
+
+## Finding the turn that answers
+
+By path and by part of the questions; all names are `recall_` + path + part + column in results.json.
+
+{found_by}
 
 ## Runs
 
@@ -173,7 +184,9 @@ def _rows(found: Mapping[str, float], run_of: Mapping[str, str]) -> Iterator[str
     """One table: ratios before absolute numbers, aims before what has none."""
     aims = {aim.name: aim for aim in AIMS}
     ends = {f"{name}_{end}" for name in found for end in ("min", "max")}
-    others = [name for name in found if name not in aims and name not in ends]
+    others = [
+        name for name in found if name not in aims and name not in ends and not _QUALITY.fullmatch(name)
+    ]
     for wants_ratio in (True, False):
         for name in (*aims, *others):
             if _is_ratio(name) == wants_ratio:
@@ -188,6 +201,20 @@ def _row(name: str, found: Mapping[str, float], run: str, aim: Aim | None) -> st
     verdict = aim.verdict(ends or [found[name]]) if aim is not None else ""
     spanned = " … ".join(f"{value:g}" for value in ends)
     return f"| `{name}` | {found[name]:g} | {spanned} | {wanted} | {verdict} | {run} | {meaning} |"
+
+
+def _qualities(found: Mapping[str, float]) -> Iterator[str]:
+    """How well each path finds what was asked for, one row for each part of the questions."""
+    by_row: dict[tuple[str, str], dict[str, float]] = {}
+    for name, value in found.items():
+        if match := _QUALITY.fullmatch(name):
+            path, part, column = match.groups()
+            by_row.setdefault((part or "all", path), {})[column] = value
+    yield f"| part | path | {' | '.join(_COLUMNS)} |"
+    yield f"|---|---|{'---|' * len(_COLUMNS)}"
+    for (part, path), row in sorted(by_row.items(), key=lambda each: (each[0][0] != "all", each[0])):
+        cells = (f"{row[column]:g}" if column in row else "" for column in _COLUMNS)
+        yield f"| {part} | {path} | {' | '.join(cells)} |"
 
 
 def _is_ratio(name: str) -> bool:

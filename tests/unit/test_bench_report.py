@@ -1,11 +1,14 @@
 """The benchmarks' page: which run a number is from, how far it spreads, and what is not measured."""
 
 import json
+import re
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.bench import report
+from tests.bench.machine import commit
 from tests.bench.report import Aim, Run
 
 _MISS = "recall_miss_added_ms_p50"
@@ -68,6 +71,44 @@ def test_ratios_come_first_and_what_is_missing_is_said() -> None:
     names = list(rows)
     assert names.index("zzz_vs_aaa") < names.index(_MISS) < names.index("aaa_ms")
     assert rows["add_vs_xadd"][0] == "not measured"
+
+
+def test_how_well_paths_find_is_one_table_by_part_and_path() -> None:
+    found = {
+        "recall_ours_hit_at_5": 0.7,
+        "recall_ours_without_floor_held_out_en_hit_at_5": 0.9,
+        "recall_ours_without_floor_held_out_en_mrr": 0.6,
+        "recall_hit_per_s_c1": 4000.0,
+    }
+    page = report.page(found, [Run("now", "here", list(found))])
+    rows = [line.split("|")[1:5] for line in page.splitlines() if "| ours" in line]
+    assert [[cell.strip() for cell in row] for row in rows] == [
+        ["all", "ours", "0.7", ""],
+        ["held_out_en", "ours_without_floor", "0.9", ""],
+    ]
+    assert "recall_hit_per_s_c1" in _rows(page)
+    assert "recall_ours_hit_at_5" not in _rows(page)
+
+
+def test_results_that_a_run_has_written_make_its_commit_no_other(tmp_path: Path) -> None:
+    def git(*words: str) -> None:
+        who = ["-c", "user.name=n", "-c", "user.email=n@example.com"]
+        subprocess.run(["git", *who, *words], check=True, capture_output=True, cwd=tmp_path)
+
+    folder = tmp_path / "tests" / "bench"
+    folder.mkdir(parents=True)
+    for name in ("RESULTS.md", "results.json", "add.py"):
+        (folder / name).write_text("as committed")
+    git("init")
+    git("add", ".")
+    git("commit", "-m", "first")
+    clean = commit(folder)
+    assert re.fullmatch("[0-9a-f]{7,}", clean)
+    for name in ("RESULTS.md", "results.json"):
+        (folder / name).write_text("measured")
+    assert commit(folder) == clean
+    (folder / "add.py").write_text("changed")
+    assert commit(folder) == f"{clean}-dirty"
 
 
 def test_all_numbers_in_the_tree_name_their_run() -> None:
