@@ -159,7 +159,7 @@ async def _watched(stack: AsyncExitStack, settings: Settings, metrics: Metrics) 
             await stack.enter_async_context(MetricsServer(*where, metrics.exposition, CONTENT_TYPE))
         except OSError as exc:
             # Turns are stored all the same, and a second worker on this machine may have the port.
-            _log.error("metrics_port_taken", extra={"error": type(exc).__name__})
+            _log.error("metrics_port_taken", extra={"port": where[1], "error": type(exc).__name__})
     usage = await stack.enter_async_context(UsageStore.from_settings(settings))
     await stack.enter_async_context(Usage(usage, metrics))
     vitals = await stack.enter_async_context(Vitals.from_settings(settings))

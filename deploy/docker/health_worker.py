@@ -1,28 +1,26 @@
-"""Does a worker take work from the Redis of this container's settings? Exit status 0 if one does.
+"""Does the worker of this container live, and reach its Redis? Exit status 0 if it does.
 
-The heartbeat is common to all workers of one Redis: it tells that at least one lives.
+By that worker's own heartbeat: other workers of the same Redis neither help it nor harm it.
 """
 
 import asyncio
 import sys
 
-from redis.exceptions import RedisError
-from service import keyspace
-from service.adapters.redis_urls import open_client
+from service.adapters.vitals import Vitals
+from service.errors import TurnsLogUnavailable
 from service.settings import Settings
 
 _TIMEOUT_S = 4
 
 
-async def has_worker(url: str) -> bool:
-    """Whether a heartbeat of the last seconds is there; `url` is whatever MEMORY_REDIS_URL may be."""
-    client = open_client(url, socket_timeout=_TIMEOUT_S, socket_connect_timeout=_TIMEOUT_S)
+async def is_well(url: str) -> bool:
+    """Whether it gave a sign of life in the last seconds; `url` is whatever MEMORY_REDIS_URL may be."""
     try:
-        async with asyncio.timeout(_TIMEOUT_S), client:
-            return bool(await client.exists(keyspace.ARQ_HEALTH))
-    except (RedisError, OSError, TimeoutError):
+        async with asyncio.timeout(_TIMEOUT_S), Vitals(url, timeout_s=_TIMEOUT_S) as vitals:
+            return await vitals.is_worker_here()
+    except (TurnsLogUnavailable, OSError):
         return False
 
 
 if __name__ == "__main__":
-    sys.exit(0 if asyncio.run(has_worker(Settings().redis_url)) else 1)
+    sys.exit(0 if asyncio.run(is_well(Settings().redis_url)) else 1)

@@ -1,13 +1,19 @@
 """Signs of life in the Redis of accepted turns: workers' heartbeats, the last turn stored, durability.
 
-arq's own heartbeat says that some worker was there seconds ago. This one counts them, and remembers
-for a week when the last of them was there and when it last got a turn to Hindsight.
+arq's own heartbeat says that some worker was there seconds ago. This one counts them, tells those of one
+container from others, and remembers for a week when the last of them was there and when it last got a turn
+to Hindsight.
 """
 
 import asyncio
+import hashlib
 import math
+import socket
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from redis.exceptions import RedisError, ResponseError
 
@@ -61,6 +67,11 @@ class Signs:
     used_ratio: float | None = None
 
 
+def new_worker() -> str:
+    """A name for this start of a worker: of its machine or container it says only which workers share it."""
+    return _place() + uuid4().hex
+
+
 class Vitals(RedisStore):
     """Reads and writes signs of life; raises `TurnsLogUnavailable` when Redis does not answer."""
 
@@ -81,6 +92,20 @@ class Vitals(RedisStore):
             newest = await self._redis.zrevrange(keyspace.WORKERS, 0, 0)
             if newest != [worker]:
                 await self._redis.zrem(keyspace.WORKERS, worker)
+
+    async def is_worker_here(self) -> bool:
+        """Whether a worker of this container (without containers: this machine) lived in the last 15 seconds.
+
+        By the server's clock, like the stamps.
+        """
+        place = _place()
+        async with self._errors(), asyncio.timeout(self._timeout_s):
+            seconds, micros = await self._redis.time()
+            now_ms = int(seconds) * 1000 + int(micros) // 1000
+            alive = await self._redis.zrangebyscore(
+                keyspace.WORKERS, now_ms - _FRESH_S * 1000, now_ms + _AHEAD_S * 1000
+            )
+        return any(worker.startswith(place) for worker in alive)
 
     async def read(self, timeout_s: float) -> Signs:
         """One look, in one round trip and within `timeout_s`."""
@@ -118,6 +143,16 @@ class Vitals(RedisStore):
             resting_banks=resting if since_s else 0,
             used_ratio=_used_ratio(memory),
         )
+
+
+def _place() -> str:
+    """The same for all processes of a container, and another one elsewhere."""
+    facts = [socket.gethostname()]
+    # Containers may share the machine's name (its network), and machines one name.
+    with suppress(OSError):  # not Linux
+        boot, files = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/mnt")
+        facts += [boot.read_text("ascii"), str(files.readlink())]
+    return hashlib.sha256("\0".join(facts).encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
 def _whole(value: str | None) -> int:

@@ -4,9 +4,8 @@ import asyncio
 from contextlib import suppress
 from types import TracebackType
 from typing import Self
-from uuid import uuid4
 
-from service.adapters.vitals import Vitals
+from service.adapters.vitals import Vitals, new_worker
 from service.errors import TurnsLogUnavailable
 from service.metrics import Metrics
 
@@ -20,8 +19,7 @@ class Heart:
         self._vitals = vitals
         self._metrics = metrics
         self._every_s = every_s
-        # Of this start of the process: it says nothing of the machine.
-        self._worker = uuid4().hex
+        self._worker = new_worker()
 
     async def __aenter__(self) -> Self:
         """Begin."""

@@ -9,10 +9,13 @@ import pytest
 from redis.asyncio import Redis
 from service import keyspace
 from service.adapters.redis_urls import sentinel_url
+from service.adapters.vitals import Vitals, new_worker
 
 from tests.deployment import DEPLOY
+from tests.fakes.hindsight import HindsightStandIn
 from tests.integration.conftest import Api
-from tests.support import RedisServer, ServerProcess, free_port, valkey_binary
+from tests.processes import WorkerProcess
+from tests.support import RedisServer, ServerProcess, free_port, valkey_binary, wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -55,13 +58,63 @@ async def url(redis_server: RedisServer, folder: Path, request: pytest.FixtureRe
         await sentinel.stop()
 
 
+@pytest.fixture
+async def redis(redis_server: RedisServer) -> AsyncIterator[Redis]:
+    await redis_server.command("FLUSHALL")
+    async with Redis.from_url(redis_server.url, decode_responses=True) as client:
+        yield client
+
+
+async def beat_ago(redis: Redis, seconds: float) -> None:
+    """All workers gave their last sign of life that long ago."""
+    at, micros = await redis.time()
+    for worker in await redis.zrange(keyspace.WORKERS, 0, -1):
+        await redis.zadd(keyspace.WORKERS, {worker: at * 1000 + micros // 1000 - seconds * 1000})
+
+
 @pytest.mark.parametrize("url", ["server", "sentinel"], indirect=True)
-async def test_a_worker_is_well_while_its_heartbeat_is_there(url: str, redis_server: RedisServer) -> None:
-    async with Redis.from_url(redis_server.url) as redis:
-        await redis.delete(keyspace.ARQ_HEALTH)
-        assert await run("health_worker.py", MEMORY_REDIS_URL=url) == 1
+async def test_a_worker_is_well_while_its_own_heart_beats(url: str, redis: Redis) -> None:
+    assert await run("health_worker.py", MEMORY_REDIS_URL=url) == 1
+    async with Vitals(url) as vitals:
+        # One of another container, also to arq.
+        await vitals.beat("0" * 16 + ":1", has_stored=True)
         await redis.set(keyspace.ARQ_HEALTH, "well", ex=60)
+        assert await run("health_worker.py", MEMORY_REDIS_URL=url) == 1
+        await vitals.beat(new_worker(), has_stored=False)
         assert await run("health_worker.py", MEMORY_REDIS_URL=url) == 0
+        await redis.delete(keyspace.ARQ_HEALTH)
+        assert await run("health_worker.py", MEMORY_REDIS_URL=url) == 0
+
+
+async def test_a_worker_that_hangs_is_not_well_whoever_else_lives(
+    redis: Redis, redis_server: RedisServer, stand_in: HindsightStandIn, folder: Path
+) -> None:
+    worker = WorkerProcess(folder, redis_server.url, stand_in.url)
+    await worker.start()
+
+    async def is_well() -> bool:
+        return await run("health_worker.py", MEMORY_REDIS_URL=redis_server.url) == 0
+
+    try:
+        await wait_until(is_well, "the worker's heart beats")
+        worker.pause()
+        await beat_ago(redis, 10)
+        assert await is_well()
+        await beat_ago(redis, 16)
+        async with Vitals(redis_server.url) as vitals:
+            await vitals.beat("0" * 16 + ":1", has_stored=True)
+        assert not await is_well()
+        # A stamp of a server whose clock was ahead.
+        await beat_ago(redis, -60)
+        assert not await is_well()
+        worker.resume()
+        await wait_until(is_well, "its heart beats again")
+    finally:
+        await worker.stop()
+
+
+def test_workers_of_one_container_have_names_of_their_own() -> None:
+    assert new_worker() != new_worker()
 
 
 async def test_a_worker_without_its_redis_is_not_well() -> None:
