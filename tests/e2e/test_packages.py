@@ -117,8 +117,7 @@ def test_the_metadata_says_what_it_is(built: Built) -> None:
     assert any(name.endswith("licenses/LICENSE") for name in packed)
     assert re.fullmatch(r"\d+\.\d+\.\d+((a|b|rc)\d+)?", version("dify-memory"))
     changelog = (ROOT / "CHANGELOG.md").read_text("utf-8")
-    # Before the first release there is only this one.
-    assert f"\n## [{version('dify-memory')}]" in changelog or "\n## [Unreleased]" in changelog
+    assert f"\n## [{version('dify-memory')}]" in changelog
 
 
 def test_the_command_works_where_only_the_wheel_is(built: Built, tmp_path: Path) -> None:

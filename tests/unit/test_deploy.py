@@ -273,6 +273,26 @@ def test_the_ingress_leads_to_every_route_that_is_not_for_machines_inside() -> N
     assert chart_documents("ingress.yaml")
 
 
+@pytest.mark.parametrize("name", ["README.md", "README.zh.md"])
+def test_a_setting_of_one_role_is_named_once(name: str) -> None:
+    """What neither row names is common to both, like what decides whether words may go past Redis."""
+    rows = re.findall(r"^\| (API|worker|both.*|两者.*) \| (.*MEMORY_.*) \|$", texts()[name], re.MULTILINE)
+    assert len(rows) == 3
+    settings = {f"MEMORY_{field.upper()}" for field in Settings.model_fields}
+    found = []
+    for _, cell in rows:
+        named = re.findall(r"`(MEMORY_\w+?)(_…)?`", cell)
+        found += [
+            {each for each in settings if each.startswith(f"{word}_") if more} or {word} & settings
+            for word, more in named
+        ]
+    assert all(found)
+    assert sum(map(len, found)) == len(set().union(*found))
+    api, worker = (cell for _, cell in rows[:2])
+    for both in ("MEMORY_EXTRACTION`", "MEMORY_EXTRACTION_FALLBACK", "MEMORY_LLM_MODEL", "MEMORY_JOB_TTL_S"):
+        assert both not in api + worker
+
+
 def test_the_sizes_follow_from_their_formulas() -> None:
     """1,000 recalls a second, 3 in 10 from the cache; 600 turns a second; a million users of 10 turns."""
     r, h, t = 1000, 0.3, 600
