@@ -61,7 +61,7 @@ class Metrics:
         )
         self.llm_tokens = Counter(
             "memory_llm_tokens_total",
-            "How many tokens the language model was sent and has said.",
+            "How many tokens the language model was sent and has said, in chats behind `/v1` as `chat_`.",
             ["direction"],
             registry=self.registry,
         )

@@ -41,7 +41,7 @@ def everything() -> str:
         metrics.operation_polls.labels(status).inc()
     for outcome in ("ok", "unusable", "llm_unavailable"):
         metrics.llm_calls.labels(outcome).inc()
-    for direction in ("sent", "said"):
+    for direction in ("sent", "said", "chat_sent", "chat_said"):
         metrics.llm_tokens.labels(direction).inc()
     metrics.facts.labels("kept").inc()
     metrics.chats.labels("ok").inc()

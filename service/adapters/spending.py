@@ -1,11 +1,17 @@
-"""What each tenant's language model has cost today, in Redis, for all workers together."""
+"""What each tenant's language model has cost today, in Redis, for all workers together.
+
+A sum that is broken is nothing, and is begun anew: else nothing more of that tenant could be stored that day.
+"""
 
 from collections.abc import Awaitable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import cast
 
+from redis.exceptions import ResponseError
+
 from service import keyspace
+from service.adapters import counters
 from service.adapters.redis_client import RedisStore
 from service.errors import TurnsLogUnavailable
 from service.scope import turn_digest
@@ -31,19 +37,23 @@ class Spending(RedisStore):
     async def today(self, tenant: str) -> Spent:
         """What `tenant` has spent since midnight UTC."""
         async with self._errors():
-            usd, tokens = await cast(
-                "Awaitable[list[str | None]]", self._redis.hmget(_key(tenant), ["micro_usd", "tokens"])
-            )
-        return Spent(int(usd or 0) / _MICRO, int(tokens or 0))
+            try:
+                usd, tokens = await cast(
+                    "Awaitable[list[str | None]]", self._redis.hmget(_key(tenant), ["micro_usd", "tokens"])
+                )
+            except ResponseError as exc:
+                if not counters.is_no_hash(exc):
+                    raise
+                usd = tokens = None
+        return Spent(counters.value_of(usd) / _MICRO, counters.value_of(tokens))
 
     async def note(self, tenant: str, *, usd: float, tokens: int) -> None:
         """Add what one call has cost."""
-        key = _key(tenant)
+        counts = {"micro_usd": round(usd * _MICRO), "tokens": tokens}
         async with self._errors():
             pipe = self._redis.pipeline(transaction=True)
-            pipe.hincrby(key, "micro_usd", round(usd * _MICRO))
-            pipe.hincrby(key, "tokens", tokens)
-            pipe.expire(key, _TTL_S)
+            # What was paid for has to be stored: to ask again would cost as much again.
+            counters.add(pipe, _key(tenant), counts, ttl_s=_TTL_S, although_full=True)
             await pipe.execute()
 
 

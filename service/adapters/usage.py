@@ -2,13 +2,16 @@
 
 A number of one tenant is a field `what:tenant` of the hour's and of the day's hash. Adding is not repeated
 by itself, but a caller who gets an error cannot know whether it was done: a count may then be added twice.
+Counts that are broken are none, and are begun anew.
 """
 
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import cast
+
+from redis.exceptions import ResponseError
 
 from service import keyspace
+from service.adapters import counters
 from service.adapters.redis_client import RedisStore
 from service.errors import CacheUnavailable
 from service.scope import turn_digest
@@ -36,9 +39,8 @@ class UsageStore(RedisStore):
                     (_hour(moment), HOURS_KEPT * 3600),
                     (_day(moment), DAYS_KEPT * 86_400),
                 ):
-                    for (what, tenant), count in counts.items():
-                        pipe.hincrby(key, f"{what}:{tenant}", count)
-                    pipe.expire(key, ttl_s)
+                    fields = {f"{what}:{tenant}": count for (what, tenant), count in counts.items()}
+                    counters.add(pipe, key, fields, ttl_s=ttl_s)
             await pipe.execute()
 
     async def hours(self, moments: Sequence[datetime]) -> list[dict[tuple[str, str], int]]:
@@ -54,15 +56,19 @@ class UsageStore(RedisStore):
             pipe = self._redis.pipeline(transaction=False)
             for key in keys:
                 pipe.hgetall(key)
-            found = await cast("Awaitable[list[dict[str, str]]]", pipe.execute())
-        return [_counts(fields) for fields in found]
+            found: list[dict[str, str] | Exception] = await pipe.execute(raise_on_error=False)
+            return [_counts(fields) for fields in found]
 
 
-def _counts(fields: Mapping[str, str]) -> dict[tuple[str, str], int]:
+def _counts(fields: Mapping[str, str] | Exception) -> dict[tuple[str, str], int]:
+    if isinstance(fields, Exception):
+        if isinstance(fields, ResponseError) and counters.is_no_hash(fields):
+            return {}
+        raise fields
     counts: dict[tuple[str, str], int] = {}
     for name, count in fields.items():
         what, _, tenant = name.partition(":")
-        counts[what, tenant] = int(count)
+        counts[what, tenant] = counters.value_of(count)
     return counts
 
 

@@ -33,6 +33,7 @@ from service.policy.chat_messages import (
     with_block,
 )
 from service.policy.chat_options import MemoryOptions
+from service.policy.chat_tokens import ChatTokens, tokens_of
 from service.policy.excerpt import shorten
 from service.policy.gateway_file import MemoryRules
 from service.policy.kinds import PARTIAL
@@ -162,6 +163,7 @@ class Chats:
         """The whole answer. Raises what the gateway raises, `InvalidRequest` for options that are wrong."""
         messages, report = await self._prepared(ask)
         answer = await self.gateway.complete(ask.model, messages, ask.body)
+        self._note_tokens(ask, tokens_of(answer.get("usage")))
         answer["model"] = ask.name
         choices = answer.get("choices") or [{}]
         await self._add(ask, report, choices[0].get("message") or {}, choices[0].get("finish_reason"))
@@ -195,11 +197,14 @@ class Chats:
         give_up: Callable[[], object],
     ) -> AsyncGenerator[Chunks, None]:
         last: dict[str, Any] = {}
+        tokens: ChatTokens | None = None
         is_whole = False
         try:
             async for chunks in upstream.chunks():
                 for chunk in chunks:
                     answer.take(chunk)
+                    # Of all so far; most models tell at the end alone, and only who asks for it.
+                    tokens = tokens_of(chunk.get("usage")) or tokens
                     chunk["model"] = ask.name
                     for choice in mappings(chunk.get("choices")):
                         choice.setdefault("finish_reason", None)
@@ -207,6 +212,7 @@ class Chats:
                 yield chunks
             is_whole = True
         finally:
+            self._note_tokens(ask, tokens)
             if not is_whole:
                 # Nobody waits for this; and who is being cancelled had better not wait either.
                 give_up()
@@ -227,6 +233,13 @@ class Chats:
             report.stored = "off"
         elif not self._is_asking(ask, answer.message, answer.finish_reason):
             await self._accept(ask, report, answer.message, is_partial=is_partial)
+
+    def _note_tokens(self, ask: Ask, tokens: ChatTokens | None) -> None:
+        """Count what the model's answer has cost, whatever memory does for the chat."""
+        if tokens is not None:
+            self._metrics.llm_tokens.labels("chat_sent").inc(tokens.sent)
+            self._metrics.llm_tokens.labels("chat_said").inc(tokens.said)
+            self._metrics.note_usage("chat_tokens", ask.tenant, sum(tokens))
 
     async def _prepared(self, ask: Ask) -> tuple[Chat, Report]:
         """The messages as the model gets them."""

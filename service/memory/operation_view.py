@@ -327,6 +327,7 @@ def _use(counts: _Counts, tenant: str | None) -> Use:
         dead=of("turn_dead"),
         tokens=of("llm_tokens"),
         usd=of("llm_micro_usd") / _MICRO,
+        chat_tokens=of("chat_tokens"),
     )
 
 

@@ -173,11 +173,11 @@ def _tenants(texts: AdminTexts, shown: Overview) -> Html:
     for name in names:
         use = found.get(name, Use())
         ratio = "–" if use.hit_ratio is None else f"{use.hit_ratio:.0%}"
-        cells = [use.recalls, use.adds, use.stored, use.dead, use.tokens]
+        cells = [use.recalls, use.adds, use.stored, use.dead, use.chat_tokens, use.tokens]
         rows.append([name, whole(keys.get(name, 0)), ratio, *map(whole, cells), dollars(use.usd)])
     heads = [
         texts.tenant, texts.keys_in_force, texts.hit_ratio, texts.recalls, texts.added, texts.stored,
-        texts.dead, texts.tokens, texts.cost,
+        texts.dead, texts.chat_tokens, texts.tokens, texts.cost,
     ]  # fmt: skip
     said = table(texts.tenants, heads, rows) if rows else fill("<p>{no}</p>", no=texts.nothing_yet)
     body = fill('<p class="faint">{period}</p>{said}', period=texts.last_month, said=said)

@@ -94,6 +94,7 @@ EN: Final = AdminTexts(
     tenants="Tenants",
     tenant="Tenant",
     recalls="Recalls",
+    chat_tokens="LLM tokens (chats through /v1)",
     tokens="LLM tokens (extraction)",
     cost="LLM cost (extraction)",
     keys_in_force="Keys in force",

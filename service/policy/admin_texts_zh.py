@@ -90,6 +90,7 @@ ZH: Final = AdminTexts(
     tenants="租户",
     tenant="租户",
     recalls="查询次数",
+    chat_tokens="大模型词元（/v1 对话）",
     tokens="大模型词元（提取）",
     cost="大模型费用（提取）",
     keys_in_force="有效密钥",

@@ -33,7 +33,10 @@ class Queue:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What was counted in an hour, on a day, or of a tenant."""
+    """What was counted in an hour, on a day, or of a tenant.
+
+    `tokens` and `usd` are of the extraction, `chat_tokens` of the models behind `/v1` as far as they tell.
+    """
 
     hits: int = 0
     misses: int = 0
@@ -43,6 +46,7 @@ class Use:
     dead: int = 0
     tokens: int = 0
     usd: float = 0.0
+    chat_tokens: int = 0
 
     @property
     def recalls(self) -> int:

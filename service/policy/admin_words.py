@@ -66,6 +66,7 @@ class AdminTexts:
     tenants: str
     tenant: str
     recalls: str
+    chat_tokens: str
     tokens: str
     cost: str
     keys_in_force: str

@@ -111,6 +111,7 @@ async def make_usage(settings: Settings) -> None:
                 ("recall_degraded", "default"): number % 5,
                 ("turn_queued", "default"): busy * 3,
                 ("turn_stored", "default"): busy * 3 - number % 4,
+                ("chat_tokens", "default"): busy * 2_500,
                 ("llm_tokens", "default"): busy * 900,
                 ("llm_micro_usd", "default"): busy * 1_350,
                 ("recall_hit", "acme"): busy,

@@ -12,6 +12,7 @@ from tests.fakes.hindsight_store import Fact
 from tests.fakes.llm import Control, FakeLlm, Mode, Scripted
 from tests.integration.test_extract import USER, Scene, llm, scene, scene_with
 from tests.support import RedisServer
+from tests.turns_log import pass_time
 
 pytestmark = [
     pytest.mark.anyio,
@@ -189,6 +190,37 @@ async def test_a_day_s_dollars_end_the_questions_until_the_next_day(
         assert poor.texts == ["用户在杭州做后端", "用户喜欢咖啡"]
         assert poor.asked == 2
         assert calls(poor) == {"ok": 2, "llm_budget_spent": 2}
+
+
+@pytest.mark.parametrize("is_hash", [True, False])
+async def test_a_day_s_sum_that_is_broken_holds_up_nobody_and_is_begun_anew(
+    scene: Scene, redis_server: RedisServer, llm: tuple[FakeLlm, str], is_hash: bool
+) -> None:
+    async with scene_with(redis_server, scene.stand_in, *llm, llm_daily_tokens=100_000) as limited:
+        assert (await limited.tell("我在杭州做后端")).status == "done"
+        first = (await spent(limited))["tokens"]
+        [key] = [key async for key in limited.redis.scan_iter(match="mem:spent:*")]
+        if is_hash:
+            await limited.redis.hset(key, mapping={"micro_usd": "abc", "tokens": "abc"})  # type: ignore[misc]
+        else:
+            await limited.redis.set(key, "abc")
+        assert (await limited.tell("我喜欢咖啡")).status == "done"
+        assert (await spent(limited))["tokens"] == sum(tokens(limited).values()) - first
+        assert limited.texts == ["用户在杭州做后端", "用户喜欢咖啡"]
+
+
+async def test_what_was_paid_for_is_stored_although_redis_is_full(scene: Scene) -> None:
+    job = await scene.add("我在杭州做后端")
+    await pass_time(scene.redis)
+    await scene.redis.config_set("maxmemory", "1")
+    try:
+        [claim] = await scene.log.claim(100)
+        await scene.storer.drain(claim)
+    finally:
+        await scene.redis.config_set("maxmemory", "0")
+    assert (await scene.job(job)).status == "done"
+    assert scene.asked == 1
+    assert (await spent(scene))["tokens"] == sum(tokens(scene).values())
 
 
 async def test_days_without_a_budget_are_no_failed_tries(

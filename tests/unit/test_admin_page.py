@@ -48,7 +48,9 @@ def overview(**changes: Any) -> Overview:
 def full() -> Overview:
     """Everything there can be, with nasty words wherever words come from elsewhere."""
     hours = [_NOW - timedelta(hours=back) for back in range(24)]
-    use = Use(hits=5, misses=3, failures=1, adds=4, stored=3, dead=1, tokens=7, usd=0.01)
+    use = Use(
+        hits=5, misses=3, failures=1, adds=4, stored=3, dead=1, tokens=7, usd=0.01, chat_tokens=9_876_543
+    )
     ended = Key(
         "k1",
         _NASTY,
@@ -208,3 +210,14 @@ def test_colours_can_be_told_apart(scheme: int, front: str, back: str, least: fl
     found = [re.findall(rf"--{name}: (#[0-9a-f]{{6}});", STYLE)[scheme] for name in (front, back)]
     lighter, darker = sorted(map(_luminance, found), reverse=True)
     assert (lighter + 0.05) / (darker + 0.05) >= least
+
+
+@BOTH
+def test_a_tenant_s_chats_are_in_tokens(texts: AdminTexts) -> None:
+    page = Page(overview_page(texts, full()))
+    heads = [one.text for one in page.all("th")]
+    first = heads.index(texts.chat_tokens)
+    assert heads[first : first + 3] == [texts.chat_tokens, texts.tokens, texts.cost]
+    cells = [one.text for one in page.all("td")]
+    first = cells.index("9,876,543")
+    assert cells[first : first + 3] == ["9,876,543", "7", "$0.01"]
