@@ -33,7 +33,6 @@ from service.scope import BankId, DocumentId, is_bank_id, is_tenant_mark
 # Tags, and how a memory's own have to fit them.
 TagGroup = tuple[Sequence[str], TagsMatch]
 FactType = Literal["world", "experience", "observation"]
-_PAGE = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,12 +205,6 @@ class HindsightReview:
             ]
         ours = [bank for bank in found if is_bank_id(bank.id) and bank.id.startswith(prefix)]
         return ours, len(found)
-
-    async def mark_of(self, bank: BankId) -> str | None:
-        """Whose a bank is, as it tells now (see `StoredBank`); None: there is no such bank."""
-        # The bank's own record is in no other answer; the search finds ids that are part of others, too.
-        found, _ = await self.banks(limit=_PAGE, offset=0, prefix=bank)
-        return next((one.mark for one in found if one.id == bank), None)
 
     async def reflect(
         self,

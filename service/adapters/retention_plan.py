@@ -3,7 +3,7 @@
 import secrets
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self, cast
 
@@ -18,6 +18,7 @@ from service.settings import Settings
 
 _TTL_S = 3 * 86_400
 _TIMEOUT_S = 2.0
+_SCAN = 1000
 # Only the holder may end a lease.
 _END_LEASE = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0"
 
@@ -26,11 +27,13 @@ _END_LEASE = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('D
 class Place:
     """How far a bank is: `kept` documents were looked at and stay.
 
-    Whose it is does not belong here: a bank is told that while it waits on the list.
+    `mark`: whose it was when it was listed (see `hindsight_review.StoredBank`), which may change while it
+    waits; None: that was not noted.
     """
 
     bank: BankId
     kept: int = 0
+    mark: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +105,21 @@ class RetentionPlan:
             await pipe.execute()
 
     async def add(self, places: Sequence[Place], *, listed: int, is_listed: bool) -> None:
-        """Put banks on the list and note how far the reading of all banks has got."""
+        """Put banks on the list and note how far the reading of all banks has got.
+
+        One that is on it stays as far as it is. Nobody else may work on the round meanwhile.
+        """
+        banks = {place.bank: place for place in places}
         with _errors():
+            if banks:
+                noted = await cast("Any", self._redis.hmget(keyspace.RETENTION_BANKS, list(banks)))
+                for bank, text in zip(banks, noted, strict=True):
+                    if text is not None:
+                        banks[bank] = replace(banks[bank], kept=_place(bank, text).kept)
             pipe = self._redis.pipeline(transaction=True)
-            for place in places:
-                pipe.hsetnx(keyspace.RETENTION_BANKS, place.bank, str(place.kept))
+            if banks:
+                noted_anew = {bank: _text(place) for bank, place in banks.items()}
+                pipe.hset(keyspace.RETENTION_BANKS, mapping=noted_anew)
             pipe.hset(
                 keyspace.RETENTION, mapping={"listed": str(listed), "is_listed": "1" if is_listed else "0"}
             )
@@ -114,20 +127,18 @@ class RetentionPlan:
             pipe.expire(keyspace.RETENTION_BANKS, _TTL_S)
             await pipe.execute()
 
-    async def next(self) -> Place | None:
-        """A bank of the list; None: it is empty."""
+    async def places(self) -> list[Place]:
+        """The banks of the list, by their ids; read bit by bit, so that Redis answers others meanwhile."""
+        found: dict[BankId, Place] = {}
         with _errors():
-            found = await cast("Any", self._redis.hrandfield(keyspace.RETENTION_BANKS, 1, withvalues=True))
-        if not found:
-            return None
-        pair = found[0] if isinstance(found[0], list) else found
-        # In an entry of an earlier version, whose the bank was then comes after it.
-        return Place(BankId(pair[0]), int(pair[1].partition(" ")[0]))
+            async for bank, text in self._redis.hscan_iter(keyspace.RETENTION_BANKS, count=_SCAN):
+                found[BankId(bank)] = _place(BankId(bank), text)
+        return [found[bank] for bank in sorted(found)]
 
     async def note(self, place: Place) -> None:
         """Keep how far a bank is."""
         with _errors():
-            await cast("Any", self._redis.hset(keyspace.RETENTION_BANKS, place.bank, str(place.kept)))
+            await cast("Any", self._redis.hset(keyspace.RETENTION_BANKS, place.bank, _text(place)))
 
     async def finish(self, bank: BankId) -> None:
         """Take a bank off the list."""
@@ -138,6 +149,16 @@ class RetentionPlan:
         """The round is over."""
         with _errors():
             await cast("Any", self._redis.hset(keyspace.RETENTION, "is_over", "1"))
+
+
+def _text(place: Place) -> str:
+    return str(place.kept) if place.mark is None else f"{place.kept} {place.mark}"
+
+
+def _place(bank: BankId, text: str) -> Place:
+    # In an entry of an earlier version there may be no mark.
+    kept, space, mark = text.partition(" ")
+    return Place(bank, int(kept), mark if space else None)
 
 
 @contextmanager

@@ -10,31 +10,35 @@ it: then the fact is overwritten and invalidated, as one that is forgotten (see 
 it was read from goes with all the rest.
 
 A bank tells its tenant by a mark (see `scope.tenant_mark`), which it gets when a turn is stored; one that
-was not written to since there are marks is `MEMORY_TENANT`'s. It is asked for right before its memories are
-looked at. Nothing of a bank goes whose mark is no tenant's that is known here, by `MEMORY_TENANT`, the policy
-file or a key: it may be another installation's. Banks whose id has not our form are other applications'.
+was not written to since there are marks is `MEMORY_TENANT`'s. It comes with the list of banks, and is asked
+for anew right before something goes: a bank that is another's by then waits for the next round. Nothing of a
+bank goes whose mark is no tenant's that is known here, by `MEMORY_TENANT`, the policy file or a key: it may
+be another installation's. Banks whose id has not our form are other applications'.
 
-A round a day, at a quiet time: all banks are read into a list, then bank after bank is worked off. Every
-run does a bounded part of it and notes how far it has got; deleting twice is harmless.
+A round a day, at a quiet time: all banks are read into a list, then bank after bank is worked off (see
+`memory/retention_bank`). Every run does a bounded part of it and notes how far it has got; deleting twice is
+harmless.
 """
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+import secrets
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta, tzinfo
 from time import monotonic
 
 from service.adapters.cache import RecallCache
 from service.adapters.hindsight_erase import HindsightEraser
-from service.adapters.hindsight_review import HindsightReview, StoredMemory
+from service.adapters.hindsight_review import HindsightReview
 from service.adapters.keys import KeyStore
 from service.adapters.retention_plan import Place, RetentionPlan
 from service.adapters.turns import TurnsLog
 from service.memory.policies import Policies
-from service.policy.kinds import KIND_TAG
-from service.policy.tenant_policy import TenantPolicy
-from service.scope import BANK_PREFIX, BankId, DocumentId, turn_of_document
+from service.memory.retention_bank import BankSweep, ChangedHands, Expired, Note, Parts
+from service.memory.retention_marks import Marks
+from service.scope import BANK_PREFIX, BankId
+
+__all__ = ["Deleted", "Expired", "Retention"]
 
 _log = logging.getLogger(__name__)
 
@@ -42,53 +46,21 @@ _log = logging.getLogger(__name__)
 _QUIET = timedelta(hours=3, minutes=37)
 _RUN_S = 40.0
 _LEASE_S = 58.0
-_BANKS_PAGE = 500
-_PAGE = 100
-# What `HindsightEraser.blank` leaves has no words any more.
-_FORGOTTEN = "forgotten"
+# Each page is a search through all banks, however few it holds.
+_BANKS_PAGE = 2000
 
-_Note = Callable[[Place], Awaitable[None]]
 # Told of each bank that something was deleted of, with the tenant's name.
 Deleted = Callable[[str, BankId], object]
 
 
 @dataclass(frozen=True, slots=True)
-class Expired:
-    """What was deleted, or would be: banks with something too old, documents, memories."""
-
-    banks: int = 0
-    documents: int = 0
-    memories: int = 0
-
-    def __add__(self, other: "Expired") -> "Expired":
-        return Expired(
-            self.banks + other.banks,
-            self.documents + other.documents,
-            self.memories + other.memories,
-        )
-
-    @property
-    def of_one_bank(self) -> "Expired":
-        """The same, all of it being one bank's."""
-        return replace(self, banks=1 if self.documents or self.memories else 0)
-
-
-@dataclass(frozen=True, slots=True)
 class _Swept:
-    """What became of one bank: `is_whole`: all of it was looked at; `mark`: None if the bank is gone."""
+    """What became of one bank: `is_whole`: all of it was looked at; `mark`: None if it was gone at once."""
 
     mark: str | None
     done: Expired
     is_whole: bool
     is_known: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class _Parts:
-    review: HindsightReview
-    eraser: HindsightEraser
-    log: TurnsLog
-    cache: RecallCache
 
 
 class Retention:
@@ -108,7 +80,7 @@ class Retention:
         deleted: Deleted | None = None,
     ) -> None:
         """Tenants that have a key in `keys` are known, besides those of `policies`."""
-        self._parts = _Parts(review, eraser, log, cache)
+        self._parts = Parts(review, eraser, log, cache)
         self._review = review
         self._policies = policies
         self._keys = keys
@@ -154,8 +126,12 @@ class Retention:
         unknown = 0
         if not await self._list(plan, ends):
             return done
-        while (place := await plan.next()) is not None:
-            swept = await self._bank(policies, place, now, ends=ends, note=plan.note)
+        places = await plan.places()
+        marks = Marks(self._review, banks=len(places))
+        # From anywhere on, so that a bank that fails does not keep the same others waiting night by night.
+        first = secrets.randbelow(len(places) + 1)
+        for place in (*places[first:], *places[:first]):
+            swept = await self._bank(policies, place, marks, now, ends=ends, note=plan.note)
             done += swept.done
             unknown += not swept.is_known
             if swept.is_whole:
@@ -175,17 +151,23 @@ class Retention:
         """
         done: dict[str, Expired] = {}
         policies = await self._known()
-        offset = 0
-        while not self._policies.keep_for_ever:
-            banks, seen = await self._review.banks(limit=_BANKS_PAGE, offset=offset, prefix=BANK_PREFIX)
-            for bank in banks:
-                swept = await self._bank(policies, Place(bank.id), now, is_dry=is_dry)
-                if swept.mark is not None:
-                    done[swept.mark] = done.get(swept.mark, Expired()) + swept.done
-            if seen < _BANKS_PAGE:
-                break
-            offset += seen
+        places = [] if self._policies.keep_for_ever else await self._places()
+        marks = Marks(self._review, banks=len(places))
+        for place in places:
+            swept = await self._bank(policies, place, marks, now, is_dry=is_dry)
+            if swept.mark is not None:
+                done[swept.mark] = done.get(swept.mark, Expired()) + swept.done
         return done
+
+    async def _places(self) -> list[Place]:
+        """All banks, each once, by their ids; before a deletion changes the order of the pages."""
+        found: dict[BankId, Place] = {}
+        offset, seen = 0, _BANKS_PAGE
+        while seen == _BANKS_PAGE:
+            banks, seen = await self._review.banks(limit=_BANKS_PAGE, offset=offset, prefix=BANK_PREFIX)
+            found |= {bank.id: Place(bank.id, mark=bank.mark) for bank in banks}
+            offset += seen
+        return [found[bank] for bank in sorted(found)]
 
     async def _list(self, plan: RetentionPlan, ends: float) -> bool:
         """Read all banks unless this round has them; False: time was up before.
@@ -201,7 +183,7 @@ class Retention:
             banks, seen = await self._review.banks(limit=_BANKS_PAGE, offset=offset, prefix=BANK_PREFIX)
             offset += seen
             is_listed = seen < _BANKS_PAGE
-            places = [Place(bank.id) for bank in banks]
+            places = [Place(bank.id, mark=bank.mark) for bank in banks]
             await plan.add(places, listed=offset, is_listed=is_listed)
         return True
 
@@ -209,194 +191,29 @@ class Retention:
         self,
         policies: Policies,
         place: Place,
+        marks: Marks,
         now: datetime,
         *,
         ends: float = float("inf"),
-        note: _Note | None = None,
+        note: Note | None = None,
         is_dry: bool = False,
     ) -> _Swept:
-        """Delete what is too old in one bank, by the policy of whose it is at this moment."""
-        mark = await self._review.mark_of(place.bank)
+        """Delete what is too old in one bank, by the policy of whose it was when it was listed."""
+        mark = place.mark if place.mark is not None else await marks.of(place.bank)
         if mark is None:
             return _Swept(None, Expired(), is_whole=True)
         policy = policies.of_mark(mark)
         if policy is None:
             return _Swept(mark, Expired(), is_whole=True, is_known=False)
-        sweep = _BankSweep(self._parts, policy, place, now, ends=ends, note=note, is_dry=is_dry)
+        place = replace(place, mark=mark)
+        sweep = BankSweep(self._parts, marks, policy, place, now, ends=ends, note=note, is_dry=is_dry)
         try:
             is_whole = await sweep.run()
+        except ChangedHands:
+            _log.info("retention_leaves_bank_that_changed_hands")
+            is_whole = True
         finally:
             # Also what was deleted before something went wrong.
             if self._deleted is not None and sweep.has_deleted:
                 self._deleted(policies.tenant_of(mark) or mark, place.bank)
         return _Swept(mark, sweep.done.of_one_bank, is_whole)
-
-
-class _BankSweep:
-    """Deletes what is too old in one bank, from `place` on; a dry one only counts. `done`: what it was."""
-
-    def __init__(
-        self,
-        parts: _Parts,
-        policy: TenantPolicy,
-        place: Place,
-        now: datetime,
-        *,
-        ends: float,
-        note: _Note | None,
-        is_dry: bool,
-    ) -> None:
-        self._parts = parts
-        self._policy = policy
-        self._place = place
-        self._now = now
-        self._ends = ends
-        self._note = note
-        self._is_dry = is_dry
-        self.done = Expired()
-        # Documents of expired facts: a dry run meets those of facts that were set aside and of others twice.
-        self._counted: set[DocumentId] = set()
-
-    @property
-    def has_deleted(self) -> bool:
-        """Whether anything has gone for good."""
-        return not self._is_dry and self.done != Expired()
-
-    async def run(self) -> bool:
-        """Whether all of the bank was looked at before `ends`."""
-        if self._policy.retention_days and not await self._documents(
-            self._before(self._policy.retention_days)
-        ):
-            return False
-        for kind, days in self._policy.expiring.items():
-            for is_set_aside in (False, True):
-                if not await self._kind(KIND_TAG + kind, self._before(days), is_set_aside=is_set_aside):
-                    return False
-        return True
-
-    def _before(self, days: int) -> datetime:
-        return self._now - timedelta(days=days)
-
-    async def _documents(self, cutoff: datetime) -> bool:
-        """Delete the documents that were said before."""
-        kept = self._place.kept
-        while True:
-            page = await self._parts.review.documents(self._place.bank, limit=_PAGE, offset=kept)
-            old = [document for document in page if document.said_at < cutoff]
-            waiting = await self._waiting() if old else frozenset()
-            old = [document for document in old if turn_of_document(document.id) not in waiting]
-            if old:
-                async with self._purged():
-                    await self._delete([document.id for document in old])
-                self._count(len(old), sum(document.memories for document in old))
-            kept += len(page) if self._is_dry else len(page) - len(old)
-            is_whole = len(page) < _PAGE
-            if self._note is not None and not is_whole:
-                await self._note(replace(self._place, kept=kept))
-            if is_whole or monotonic() >= self._ends:
-                return is_whole
-
-    async def _kind(self, tag: str, cutoff: datetime, *, is_set_aside: bool) -> bool:
-        """Delete the facts of a kind that were said before, those that are recalled or those set aside."""
-        kept = 0
-        while True:
-            page = await self._parts.review.memories(
-                self._place.bank,
-                before=cutoff,
-                tags=[tag],
-                is_set_aside=is_set_aside,
-                limit=_PAGE,
-                offset=kept,
-            )
-            left_list = await self._facts([fact for fact in page if _has_words(fact)], tag, cutoff)
-            kept += len(page) if self._is_dry else len(page) - left_list
-            is_whole = len(page) < _PAGE
-            if is_whole or monotonic() >= self._ends:
-                return is_whole
-
-    async def _facts(self, facts: Sequence[StoredMemory], tag: str, cutoff: datetime) -> int:
-        """Delete facts; how many of them are not listed any more. Those of turns that wait stay.
-
-        So do those that go anyway, which a dry run has counted with their documents.
-        """
-        waiting = await self._waiting() if facts else frozenset()
-        by_document: dict[DocumentId, list[StoredMemory]] = {}
-        for fact in facts:
-            document = fact.document_id or DocumentId("")
-            if turn_of_document(document) not in waiting and not self._goes_anyway(fact):
-                by_document.setdefault(document, []).append(fact)
-        if not by_document:
-            return 0
-        whole: list[DocumentId] = []
-        alone: list[StoredMemory] = []
-        memories = left_list = 0
-        for document, expired in by_document.items():
-            inside = await self._inside(document) if document else expired
-            if document and all(tag in fact.tags and fact.said_at < cutoff for fact in inside):
-                whole.append(document)
-                memories += len(inside) if document not in self._counted else 0
-                left_list += len(expired)
-            else:
-                alone += expired
-                memories += len(expired)
-                # What is set aside stays on the list of it, without its words.
-                left_list += sum(fact.why_set_aside is None for fact in expired)
-        async with self._purged():
-            await self._delete(whole)
-            for fact in alone:
-                if not self._is_dry:
-                    await self._parts.eraser.blank(self._place.bank, fact.id)
-        self._count(len(set(whole) - self._counted), memories)
-        self._counted.update(whole)
-        return left_list
-
-    async def _inside(self, document: DocumentId) -> list[StoredMemory]:
-        """All facts of a document that have their words, also those that were set aside."""
-        found: list[StoredMemory] = []
-        for is_set_aside in (False, True):
-            offset = 0
-            while True:
-                page = await self._parts.review.memories(
-                    self._place.bank,
-                    document=document,
-                    is_set_aside=is_set_aside,
-                    limit=_PAGE,
-                    offset=offset,
-                )
-                found += [fact for fact in page if _has_words(fact)]
-                offset += len(page)
-                if len(page) < _PAGE:
-                    break
-        return found
-
-    def _goes_anyway(self, fact: StoredMemory) -> bool:
-        """Whether a dry run has counted it with its document."""
-        days = self._policy.retention_days
-        return self._is_dry and bool(days) and fact.said_at < self._before(days)
-
-    async def _waiting(self) -> frozenset[DocumentId]:
-        """Turns that are not stored for good; asked after what is looked at, so that none is missed."""
-        return frozenset(turn.document_id for turn in await self._parts.log.pending(self._place.bank))
-
-    async def _delete(self, documents: list[DocumentId]) -> None:
-        if not self._is_dry:
-            await self._parts.eraser.delete_documents(self._place.bank, documents)
-
-    @asynccontextmanager
-    async def _purged(self) -> AsyncIterator[None]:
-        """Around a deletion: no answer from before it is served any more."""
-        if self._is_dry:
-            yield
-            return
-        # Proves that the cache answers before anything goes; the one that counts comes after.
-        await self._parts.cache.note_purge(self._place.bank)
-        yield
-        await self._parts.cache.note_purge(self._place.bank)
-
-    def _count(self, documents: int, memories: int) -> None:
-        self.done += Expired(0, documents, memories)
-
-
-def _has_words(memory: StoredMemory) -> bool:
-    """Whether it is a fact, and one whose words were not taken away."""
-    return not memory.is_derived and memory.why_set_aside != _FORGOTTEN

@@ -144,8 +144,8 @@ async def test_a_failure_stops_the_run_and_the_next_one_goes_on(
         await keeper(workshop, DAYS_90).work(plan, TOMORROW)
     assert len(stand_in.requests_for("document_delete")) == 3
     assert (await keeper(workshop, DAYS_90).work(plan, TOMORROW)).documents == 3
-    # All were listed once; the bank that failed was asked twice whose it is, the others once.
-    assert len(stand_in.requests_for("banks")) == 1 + 6
+    # All were listed once; the other searches ask whose the banks are.
+    assert [parse_qs(one.query)["q"] == ["u-"] for one in stand_in.requests_for("banks")].count(True) == 1
     assert not any(bank.documents for bank in stand_in.banks.values())
 
 
@@ -248,12 +248,14 @@ async def test_the_worker_s_job_lets_nothing_out_and_goes_on_the_next_minute(
 async def test_many_banks_are_listed_page_by_page(
     stand_in: HindsightStandIn, workshop: Workshop, plan: RetentionPlan
 ) -> None:
-    for number in range(520):
-        stand_in.store.ensure_bank(f"u-{number:048}")
+    for number in range(2020):
+        bank = stand_in.store.ensure_bank(f"u-{number:048}")
+        # Of a tenant that is not known, so that they are not looked at.
+        bank.name = tenant_mark("unknown")
     put(stand_in, ANNE, "old", 100)
     assert (await night(workshop, plan, DAYS_90)).documents == 1
     asked = [parse_qs(one.query) for one in stand_in.requests_for("banks")]
-    assert [one["offset"] for one in asked if one["q"] == ["u-"]] == [["0"], ["500"]]
+    assert [one["offset"] for one in asked if one["q"] == ["u-"]] == [["0"], ["2000"]]
 
 
 async def test_the_command_counts_and_deletes(

@@ -154,7 +154,7 @@ async def test_a_bank_that_got_its_tenant_while_it_waited_goes_by_that_tenants_p
     assert await keeper(workshop, POLICIES).work(plan, TOMORROW) == Expired()
     assert documents(stand_in, bank) == {"old"}
     assert gone not in stand_in.banks
-    assert await plan.next() is None
+    assert await plan.places() == []
 
 
 async def test_a_stored_turn_makes_its_bank_tell_whose_it_is(
@@ -180,15 +180,14 @@ async def test_a_round_knows_how_far_each_bank_is_after_a_restart(
     await plan.begin("2026-01-01")
     places = [Place(bank_with(stand_in, "acme")), Place(ANNE, kept=3)]
     await plan.add(places, listed=2, is_listed=True)
-    found = []
-    while (place := await plan.next()) is not None:
-        found.append(place)
+    assert await plan.places() == sorted(places, key=lambda place: place.bank)
+    for place in places:
         await plan.finish(place.bank)
-    assert sorted(found, key=lambda place: place.kept) == places
+    assert await plan.places() == []
     await plan.note(Place(ANNE, kept=7))
     # Listed once more, it stays where it is.
     await plan.add([Place(ANNE)], listed=1, is_listed=True)
-    assert await plan.next() == Place(ANNE, kept=7)
+    assert await plan.places() == [Place(ANNE, kept=7)]
 
 
 # --- By kind --------------------------------------------------------------------------------------------
