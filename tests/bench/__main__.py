@@ -56,7 +56,9 @@ async def _parts(is_quick: bool) -> AsyncIterator[dict[str, float]]:
     questions = 5 if is_quick else 60
     misses = [await stack_costs.run(_tell, questions=questions, bank_counts=()) for _ in range(goes - 1)]
     banks = (10,) if is_quick else (10, 100, 1_000, 10_000)
-    yield report.spread([*misses, await stack_costs.run(_tell, questions=questions, bank_counts=banks)])
+    copied = 0 if is_quick else 100_000
+    last = await stack_costs.run(_tell, questions=questions, bank_counts=banks, copied=copied)
+    yield report.spread([*misses, last])
 
 
 def _named(hits: dict[str, float]) -> dict[str, float]:
@@ -79,6 +81,14 @@ def _compared(found: Mapping[str, float]) -> dict[str, float]:
         ),
         "bank_creation_ms_banks_10000_vs_10": (
             "bank_creation_ms_p50_banks_10000",
+            "bank_creation_ms_p50_banks_10",
+        ),
+        "recall_direct_ms_banks_100000_vs_10": (
+            "recall_direct_ms_p50_banks_100000",
+            "recall_direct_ms_p50_banks_10",
+        ),
+        "bank_creation_ms_banks_100000_vs_10": (
+            "bank_creation_ms_p50_banks_100000",
             "bank_creation_ms_p50_banks_10",
         ),
     }

@@ -7,18 +7,29 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
+import asyncpg  # type: ignore[import-untyped]
 import httpx
 from hindsight_client import Hindsight
 from service.adapters.hindsight import HindsightAdapter
 from service.scope import BankId, bank_of
 from service.settings import Settings
 
-from tests.bench.recall.stack import product
+from tests.bench.recall.stack import database_url, product
 
 _TIMEOUT_S: Final = 60
 # As our own recall asks: see `service.memory.answer`.
 _BUDGET: Final = "mid"
 _MAX_TOKENS: Final = 8192
+_LAST: Final = 1000
+_COPY_TIMEOUT_S: Final = 600
+_COPY: Final = """
+INSERT INTO banks SELECT copy.*
+FROM banks AS made, generate_series(1, $2::int) AS number, LATERAL jsonb_populate_record(
+  made, jsonb_build_object(
+    'internal_id', gen_random_uuid(), 'bank_id', 'u-' || md5(number::text) || md5(made.bank_id)
+  )
+) AS copy WHERE made.bank_id = $1
+"""
 _TENANT: Final[str] = Settings.model_fields["tenant"].default
 _FACTS: Final = (
     "I live in Lisbon and work as a backend engineer on payment systems.",
@@ -29,8 +40,14 @@ _FACTS: Final = (
 )
 
 
-async def run(tell: Callable[[str], None], *, questions: int, bank_counts: Sequence[int]) -> dict[str, float]:
-    """Start a stack, measure, stop it: names → ms, or banks a second."""
+async def run(
+    tell: Callable[[str], None], *, questions: int, bank_counts: Sequence[int], copied: int = 0
+) -> dict[str, float]:
+    """Start a stack, measure, stop it: names → ms.
+
+    Banks are made by Hindsight up to the last of `bank_counts`; beyond, up to `copied`, their rows are copied
+    in its database, since making a hundred thousand would take half an hour.
+    """
     prefix = f"bench-{secrets.token_hex(4)}-"
     async with contextlib.AsyncExitStack() as stack:
         local = await stack.enter_async_context(product(None))
@@ -55,10 +72,29 @@ async def run(tell: Callable[[str], None], *, questions: int, bank_counts: Seque
         for count in bank_counts:
             found |= await _banks(adapter, prefix, made, count)
             made = count
-            times = [await _ask_direct(direct, user, f"banks {count} {number}") for number in range(20)]
-            found[f"recall_direct_ms_p50_banks_{count}"] = round(statistics.median(times), 1)
+            found |= await _recalls(direct, user, count)
             tell(f"{count} banks: {found[f'bank_creation_ms_p50_banks_{count}']} ms each")
+        if copied:
+            await _copy(await database_url(local), bank_of(_TENANT, f"{prefix}1"), copied - _LAST - made)
+            found |= await _banks(adapter, prefix, made, made + _LAST, named=copied)
+            found |= await _recalls(direct, user, copied)
+            tell(f"{copied} banks: {found[f'bank_creation_ms_p50_banks_{copied}']} ms each")
     return found
+
+
+async def _recalls(direct: Hindsight, user: str, count: int) -> dict[str, float]:
+    times = [await _ask_direct(direct, user, f"banks {count} {number}") for number in range(20)]
+    return {f"recall_direct_ms_p50_banks_{count}": round(statistics.median(times), 1)}
+
+
+async def _copy(url: str, bank: str, count: int) -> None:
+    """Add so many banks that are like this one."""
+    connection = await asyncpg.connect(url)
+    try:
+        await connection.execute(_COPY, bank, count, timeout=_COPY_TIMEOUT_S)
+        await connection.execute("ANALYZE banks")
+    finally:
+        await connection.close()
 
 
 async def _remember(api: httpx.AsyncClient, user: str) -> None:
@@ -114,12 +150,14 @@ async def _ask_direct(direct: Hindsight, user: str, question: str) -> float:
     return (time.perf_counter() - started) * 1000
 
 
-async def _banks(adapter: HindsightAdapter, prefix: str, made: int, count: int) -> dict[str, float]:
-    """Make empty banks until there are `count`."""
+async def _banks(
+    adapter: HindsightAdapter, prefix: str, made: int, count: int, named: int = 0
+) -> dict[str, float]:
+    """Make empty banks until there are `count`, or `named` with those that were copied."""
     times: list[float] = []
     for number in range(made, count):
         started = time.perf_counter()
         await adapter.make_bank(BankId(bank_of(_TENANT, f"{prefix}{number}")), _TENANT)
         times.append((time.perf_counter() - started) * 1000)
     last = times[-max(1, count // 10) :]
-    return {f"bank_creation_ms_p50_banks_{count}": round(statistics.median(last), 1)}
+    return {f"bank_creation_ms_p50_banks_{named or count}": round(statistics.median(last), 1)}

@@ -3,14 +3,11 @@
 import asyncio
 import json
 import sys
-from pathlib import Path
 
 import asyncpg  # type: ignore[import-untyped]
 import httpx
-from service.embedded.data_dir import DataDir
-from service.embedded.postgres import postgres_server
 
-from tests.bench.recall.stack import product
+from tests.bench.recall.stack import database_url, product
 
 _TIMEOUT_S = 60
 _AT_ONCE = 50
@@ -19,9 +16,7 @@ _AT_ONCE = 50
 async def run(*, turns: int) -> dict[str, float]:
     """Start a stack, store that many turns of one user and ask the database; names → bytes."""
     async with product(None) as local:
-        # It works in its data folder, which lies in that of the stack.
-        folder = await asyncio.to_thread(Path(f"/proc/{local.pids['postgres']}/cwd").resolve)
-        url = postgres_server(DataDir(folder.parent), 5432).url()
+        url = await database_url(local)
         headers = {"Authorization": f"Bearer {local.api_key}"}
         async with httpx.AsyncClient(
             base_url=local.url, headers=headers, timeout=_TIMEOUT_S, trust_env=False

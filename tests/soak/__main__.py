@@ -23,7 +23,7 @@ from tests.soak.backend import BackendProcess
 from tests.soak.havoc import Havoc, Victim
 from tests.soak.ledger import Ledger
 from tests.soak.load import Door, Load
-from tests.soak.watch import Pulse, Watch
+from tests.soak.watch import LONG_S, Pulse, Watch
 from tests.support import RedisServer, ServerProcess, valkey, wait_until
 from tests.turns_log import look, without_ttl
 
@@ -165,11 +165,11 @@ async def _check_recallable(site: Site, ledger: Ledger, rng: random.Random) -> N
                 ledger.breaches.append(("stored and not recalled", f"u{user}"))
 
 
-def _grown(trends: Mapping[str, Mapping[str, float]]) -> list[tuple[str, str]]:
+def _grown(trends: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str]]:
     """Our processes that need more and more. Hindsight's stand-in keeps everything in memory on purpose."""
     found = []
     for name, trend in trends.items():
-        if not name.startswith(("api", "worker")) or trend["longest_life_s"] < 300:
+        if not name.startswith(("api", "worker")) or trend["longest_life_s"] < LONG_S:
             continue
         before, after = trend["rss_mib_before"], trend["rss_mib_after"]
         if after > before * 1.1 + _GROWTH_MIB:

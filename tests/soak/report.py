@@ -40,7 +40,7 @@ def numbers(
     counts: Counts,
     states: Counter[str],
     blows: Counter[str],
-    trends: Mapping[str, Mapping[str, float]],
+    trends: Mapping[str, Mapping[str, float | None]],
     breaches: Sequence[tuple[str, str]],
     late_ms: Sequence[float],
     load_averages: Sequence[float],
@@ -111,7 +111,8 @@ def page(found: Mapping[str, Any]) -> str:
         "|---|---|---|---|---|---|---|---|",
     ]
     for name, trend in found["processes"].items():
-        lines.append(f"| {name} | " + " | ".join(f"{value:g}" for value in trend.values()) + " |")
+        cells = ("" if value is None else f"{value:g}" for value in trend.values())
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + f"\n\n{_MEANS}"
 
 

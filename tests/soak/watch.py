@@ -15,6 +15,8 @@ _EVERY_S = 2.0
 _BEAT_S = 0.05
 # The first part of a life fills caches and pools.
 _WARM = 1 / 3
+# A life that tells whether a process grows.
+LONG_S = 300
 
 
 @dataclass(frozen=True)
@@ -56,20 +58,24 @@ class Watch:
         rss_mib = int(lines["VmRSS"].split()[0]) / 1024
         self.lives.setdefault(name, {}).setdefault(pid, []).append(Sample(time.monotonic(), rss_mib, fds))
 
-    def trends(self) -> dict[str, dict[str, float]]:
-        """Of the longest life of each: memory in MiB at two thirds and at the end, per hour, descriptors."""
-        found = {}
+    def trends(self) -> dict[str, dict[str, float | None]]:
+        """Of the longest life of each: memory in MiB at two thirds and at the end, per hour, descriptors.
+
+        None per hour in a life too short to tell: a process that starts grows.
+        """
+        found: dict[str, dict[str, float | None]] = {}
         for name, lives in self.lives.items():
             life = max(lives.values(), key=lambda samples: samples[-1].at - samples[0].at)
+            life_s = life[-1].at - life[0].at
             warm = life[int(len(life) * _WARM) :]
             half = max(1, len(warm) // 2)
             early, late = warm[:half], warm[half:] or warm
             found[name] = {
                 "lives": len(lives),
-                "longest_life_s": round(life[-1].at - life[0].at),
+                "longest_life_s": round(life_s),
                 "rss_mib_before": round(statistics.median(sample.rss_mib for sample in early), 1),
                 "rss_mib_after": round(statistics.median(sample.rss_mib for sample in late), 1),
-                "rss_mib_per_hour": round(_slope(warm) * 3600, 1),
+                "rss_mib_per_hour": round(_slope(warm) * 3600, 1) if life_s >= LONG_S else None,
                 "fds_before": max(sample.fds for sample in early),
                 "fds_after": max(sample.fds for sample in late),
             }

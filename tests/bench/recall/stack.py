@@ -10,8 +10,17 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from service.embedded.connection import Connection, read_connection
+from service.embedded.data_dir import DataDir
+from service.embedded.postgres import postgres_server
 
 from tests.support import free_port, wait_until
+
+
+async def database_url(local: Connection) -> str:
+    """Where its PostgreSQL is."""
+    # It works in its data folder, which lies in that of the stack.
+    folder = await asyncio.to_thread(Path(f"/proc/{local.pids['postgres']}/cwd").resolve)
+    return postgres_server(DataDir(folder.parent), 5432).url()
 
 
 @asynccontextmanager
