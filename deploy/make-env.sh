@@ -1,6 +1,6 @@
 #!/bin/sh
 # Writes deploy/.env with new secrets for compose.yaml. To a file that is there it adds only a secret that it lacks
-# because it was made by an older version.
+# because it was made by an older version, and says which of its lines belong elsewhere now.
 set -eu
 file=${1:-"$(dirname "$0")/.env"}
 
@@ -15,6 +15,10 @@ if [ -e "$file" ]; then
     else
         printf '\n# Signs user tokens and the links to a person'\''s page /me.\nTOKEN_KEYS=k1:%s\n' "$(secret)" >> "$file"
         echo "TOKEN_KEYS was added to $file." >&2
+    fi
+    moved=$(sed -nE 's/^(MEMORY_LLM_[A-Z_]+|CACHE_REDIS_URL)=.+/\1/p' "$file" | paste -s -d , - | sed 's/,/, /g')
+    if [ -n "$moved" ]; then
+        echo "No longer read from $file: $moved. Move it to memory.env (CACHE_REDIS_URL as MEMORY_CACHE_REDIS_URL)." >&2
     fi
     exit 0
 fi
@@ -43,18 +47,15 @@ TOKEN_KEYS=k1:$(secret)
 # Together with Dify on this machine: both files, and Dify's network.
 #COMPOSE_FILE=compose.yaml:compose.dify.yaml
 #DIFY_NETWORK=docker_default
-# Cached answers on a Redis of their own: both lines, as they are.
+# Cached answers on a Redis of their own. Its URL goes into memory.env, as it stands here:
+# MEMORY_CACHE_REDIS_URL=redis://:\${REDIS_PASSWORD}@memory-cache:6379/0
 #COMPOSE_PROFILES=cache
-#CACHE_REDIS_URL=redis://:\${REDIS_PASSWORD}@memory-cache:6379/0
 # Redis of accepted turns: the memory it may fill, and, well above that, the container's limit.
 #REDIS_MAXMEMORY=640mb
 #REDIS_MEMORY=1G
 
-# A language model that extracts memories, as litellm names it; without one turns are kept word for word.
-#MEMORY_LLM_MODEL=openai/gpt-4o-mini
-#MEMORY_LLM_API_KEY=
-#MEMORY_LLM_BASE_URL=
-# The one that Hindsight keeps its observations up to date with.
+# The language model that Hindsight keeps its observations up to date with. The one that extracts memories
+# (MEMORY_LLM_MODEL) goes into memory.env.
 #HINDSIGHT_LLM_PROVIDER=openai
 #HINDSIGHT_LLM_MODEL=gpt-4o-mini
 #HINDSIGHT_LLM_API_KEY=

@@ -120,7 +120,14 @@ def create_app(settings: Settings) -> FastAPI:
             usage = await stack.enter_async_context(UsageStore.from_settings(settings))
             await stack.enter_async_context(Usage(usage, metrics))
             visits = await stack.enter_async_context(AdminVisits.from_settings(settings))
-            health = Health(turns, vitals, hindsight, max_waiting=settings.max_waiting)
+            is_cache_apart = settings.effective_cache_redis_url != settings.redis_url
+            health = Health(
+                turns,
+                vitals,
+                hindsight,
+                cache if is_cache_apart else None,
+                max_waiting=settings.max_waiting,
+            )
             answerer = Answerer(hindsight, turns, settings.zone, calibration_for(settings.embedding_model))
             recaller = Recaller(answerer, cache, metrics, settings, policies)
             reflector = Reflector(review, cache, policies, settings.reflect_deadline_ms / 1000)

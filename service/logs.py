@@ -15,6 +15,8 @@ traceparent: ContextVar[str] = ContextVar("traceparent", default="")
 _CONTEXT = {"request_id": request_id, "bank_id": bank_id, "job_id": job_id}
 # Attributes every LogRecord has; whatever else is in its dict came through `extra`.
 _PLAIN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
+# Nor are these: once it is loaded, litellm marks the records of every logger (`litellm_redacted`).
+_FOREIGN = ("_", "litellm")
 
 
 class JsonFormatter(logging.Formatter):
@@ -31,7 +33,7 @@ class JsonFormatter(logging.Formatter):
         line.update({name: var.get() for name, var in _CONTEXT.items() if var.get()})
         if span := traceparent.get():
             line["trace_id"] = span.split("-", 2)[1]
-        line.update({k: v for k, v in vars(record).items() if k not in _PLAIN and not k.startswith("_")})
+        line.update({k: v for k, v in vars(record).items() if k not in _PLAIN and not k.startswith(_FOREIGN)})
         if record.exc_info and record.exc_info[0] is not None:
             # An exception's text may quote its input (a driver quotes the failing value), its place cannot.
             line["exception"] = record.exc_info[0].__name__

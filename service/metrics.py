@@ -4,6 +4,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import Literal
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -17,6 +18,8 @@ _RETAIN_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 20, 60)
 _QUEUE_BUCKETS_S = (1, 5, 10, 15, 30, 60, 120, 300, 900, 3600, 14_400, 86_400, 259_200)
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
+
+TurnOutcome = Literal["queued", "duplicate", "skipped", "refused", "stored", "dead"]
 
 # What is looked at when somebody asks for it; a number that cannot be had then has no sample.
 GAUGES: dict[str, str] = {
@@ -32,6 +35,7 @@ GAUGES: dict[str, str] = {
     "memory_redis_up": "How many Redis servers for accepted turns take writes: 1 or 0.",
     "memory_redis_durable": "How many of them keep what they acknowledge (append-only file): 1 or 0.",
     "memory_redis_used_ratio": "How many parts of its `maxmemory` it uses: 1 is full, 0 without a limit.",
+    "memory_cache_up": "How many caches on a Redis of their own answer: 1 or 0; none on the turns' Redis.",
     "memory_hindsight_up": "How many Hindsight servers answer: 1 or 0.",
     "memory_breaker_open": "How many circuits to Hindsight are open, so that recalls do without: 1 or 0.",
 }
@@ -151,7 +155,7 @@ class Metrics:
         recalled = self._recalled
         recalled[name] = recalled.get(name, 0) + 1
 
-    def note_turn(self, outcome: str, tenant: str = "", count: int = 1) -> None:
+    def note_turn(self, outcome: TurnOutcome, tenant: str = "", count: int = 1) -> None:
         """Count what became of turns."""
         self.turns.labels(outcome).inc(count)
         self.note_usage(f"turn_{outcome}", tenant, count)

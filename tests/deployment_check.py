@@ -39,8 +39,14 @@ _VALUES: Final[tuple[Mapping[str, Any], ...]] = (
         "ingress": {"enabled": True, "className": "nginx", "annotations": {"a/b": "16m"}},
         "networkPolicy": {"ingressFrom": [{"podSelector": {}}], "metricsFrom": [{"podSelector": {}}]},
         "monitoring": {"annotations": True, "podMonitor": {"enabled": True, "labels": {"release": "x"}}},
-        "api": {"autoscaling": {"enabled": True}, "podAnnotations": {"a/b": "c"}, "nodeSelector": {"a": "b"}},
+        "api": {
+            "autoscaling": {"enabled": True},
+            "existingSecret": "a",
+            "podAnnotations": {"a/b": "c"},
+            "nodeSelector": {"a": "b"},
+        },
         "worker": {
+            "existingSecret": "w",
             "autoscaling": {"enabled": True, "externalMetric": {"enabled": True, "selector": {"a": "b"}}},
             "tolerations": [{"operator": "Exists"}],
         },

@@ -4,18 +4,22 @@ The parser knows the part of the language that our dashboard and alerts use, and
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import get_args
 
+from prometheus_client import Counter
 from prometheus_client.parser import text_string_to_metric_families
 from service.adapters.audit import AuditTrail
 from service.adapters.hindsight import OperationStatus
 from service.adapters.rates import RateCounters
+from service.errors import LlmBudgetSpent, LlmMisconfigured, LlmNotAsked, LlmRejected, LlmUnavailable
 from service.memory.audit import Audit
+from service.memory.chat_report import Status as ChatStatus
 from service.memory.limits import RateLimits
 from service.memory.recall_reply import Outcome
-from service.metrics import GAUGES, Metrics
+from service.metrics import GAUGES, Metrics, TurnOutcome
+from service.policy.extraction_answer import Reason
 from service.settings import Settings
 
 # Family → help and labels; sample → label → values that were made.
@@ -31,22 +35,24 @@ def everything() -> str:
     Audit(AuditTrail.from_settings(settings), metrics)
     for outcome in get_args(Outcome):
         metrics.note_recall(outcome)
-    for outcome in ("queued", "duplicate", "skipped", "refused", "dead"):
-        metrics.note_turn(outcome)
+    for turn_outcome in get_args(TurnOutcome):
+        metrics.note_turn(turn_outcome)
     metrics.note_stored([1.0], 1.0)
     for status in (200, 202, 404, 429, 503):
         for route in ("/memory/recall", "/memory/add"):
             metrics.note_request(route, status, 0.01)
-    for status in get_args(OperationStatus):
-        metrics.operation_polls.labels(status).inc()
-    for outcome in ("ok", "unusable", "llm_unavailable"):
-        metrics.llm_calls.labels(outcome).inc()
-    for direction in ("sent", "said", "chat_sent", "chat_said"):
-        metrics.llm_tokens.labels(direction).inc()
-    metrics.facts.labels("kept").inc()
-    metrics.chats.labels("ok").inc()
-    for part in ("turns_log", "vitals"):
-        metrics.scrape_failures.labels(part).inc()
+    failures = (LlmUnavailable, LlmNotAsked, LlmBudgetSpent, LlmMisconfigured, LlmRejected)
+    labelled: list[tuple[Counter, Iterable[str]]] = [
+        (metrics.operation_polls, get_args(OperationStatus)),
+        (metrics.llm_calls, ("ok", "unusable", *(kind.code for kind in failures))),
+        (metrics.llm_tokens, ("sent", "said", "chat_sent", "chat_said")),
+        (metrics.facts, ("kept", *get_args(Reason))),
+        (metrics.chats, get_args(ChatStatus)),
+        (metrics.scrape_failures, ("turns_log", "vitals")),
+    ]
+    for counter, values in labelled:
+        for value in values:
+            counter.labels(value).inc()
     return metrics.exposition(dict.fromkeys(GAUGES, 1.0)).decode()
 
 

@@ -131,6 +131,11 @@ class RecallCache:
     ) -> None:
         await self._stack.aclose()
 
+    async def check(self, timeout_s: float) -> None:
+        """Raises `CacheUnavailable` unless the server, or each node of a cluster, answers in that time."""
+        async with self._errors(patience_s=timeout_s):
+            await self._redis.ping()
+
     async def find(self, bank: BankId, question: str, ends: float) -> Found:
         """Epochs and answer in one round trip; waits no longer than until `ends` (the loop's time)."""
         return await self.find_at(address_of(bank, question), ends)

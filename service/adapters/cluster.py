@@ -43,6 +43,9 @@ class CacheRedis(Protocol):
     def post(self, *command: bytes) -> None:
         """Send a command whose reply nobody waits for."""
 
+    async def ping(self) -> None:
+        """One look whether all of it answers; raises `ConnectionError` or `hiredis.ReplyError`."""
+
     async def __aenter__(self) -> Self: ...
 
     async def __aexit__(
@@ -109,11 +112,7 @@ class ClusterRedis:
                 if not is_asking:
                     self._slots[slot] = node
             except (OSError, asyncio.CancelledError):
-                # Callers are more impatient than connections: with a node that hangs, most of them are
-                # cancelled by their own limit before the connection counts as lost.
-                self._silent.add(node)
-                if not self._is_closed:
-                    self._refresh_later()
+                self._note_silence(node)
                 raise
             else:
                 self._silent.discard(node)
@@ -130,6 +129,30 @@ class ClusterRedis:
         node = self._slots[key_slot(_key_of(command))]
         if node is not None:
             self._nodes[node].post(*command)
+
+    async def ping(self) -> None:
+        """One look whether all nodes with slots answer; raises `ConnectionError` or `hiredis.ReplyError`."""
+        if None in self._slots:
+            await self._refresh()
+        nodes = set(self._slots)
+        if None in nodes:
+            raise ConnectionError("no node has some of the slots")
+        await asyncio.gather(*(self._ping(node, self._nodes[node]) for node in nodes if node is not None))
+
+    async def _ping(self, node: Node, redis: PipelinedRedis) -> None:
+        try:
+            await redis.ping()
+        except (OSError, asyncio.CancelledError):
+            self._note_silence(node)
+            raise
+        self._silent.discard(node)
+
+    def _note_silence(self, node: Node) -> None:
+        # Callers are more impatient than connections: with a node that hangs, most of them are
+        # cancelled by their own limit before the connection counts as lost.
+        self._silent.add(node)
+        if not self._is_closed:
+            self._refresh_later()
 
     async def _send(self, node: Node, command: tuple[bytes, ...], *, is_asking: bool) -> Any:
         if not is_asking:

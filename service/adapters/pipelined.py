@@ -33,6 +33,7 @@ _RUN_ID_BYTES = 16
 # A server that does not tell its run id (a proxy, a narrow ACL).
 _NAMELESS = b"-"
 _DEMOTED = "READONLY"
+_FORBIDDEN = "NOPERM"
 
 
 class PipelinedRedis:
@@ -117,6 +118,15 @@ class PipelinedRedis:
         """Send a command whose reply nobody waits for; without a connection it is dropped."""
         if self._protocol is not None and not self._protocol.is_lost:
             self._protocol.send(command).cancel()
+
+    async def ping(self) -> None:
+        """One look whether it answers; raises `ConnectionError` or `hiredis.ReplyError`."""
+        try:
+            await self.execute(b"PING")
+        except hiredis.ReplyError as exc:
+            # A narrow ACL that lacks PING is an answer, too; a wrong password or a server that loads is none.
+            if not str(exc).startswith(_FORBIDDEN):
+                raise
 
     async def _connected(self) -> "_Protocol":
         """A live connection, made once however many ask for it; a refused one is not tried again at once."""

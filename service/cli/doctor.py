@@ -31,7 +31,11 @@ _NO_ROUND_TRIP_WITHOUT: Final = frozenset({"reach", "key", "ready", "worker"})
 
 
 @click.command()
-@click.option("--url", help="URL of the memory service, from here. Default: the running local stack.")
+@click.option(
+    "--url",
+    help="URL of the memory service, from here. Default: the running local stack or, with MEMORY_API_KEY, "
+    "the API of these settings on this machine.",
+)
 @click.option("--key", help="API key. Default: MEMORY_API_KEY, or the running local stack's.")
 @click.option("--dify-url", default="", help="URL under which Dify reaches the service, if it is another.")
 @click.option("--data-dir", type=click.Path(path_type=Path), help="Folder of the local stack.")
@@ -137,20 +141,34 @@ async def _examine(
 
 
 def _where(url: str | None, key: str | None, data_dir: Path | None) -> tuple[str, str]:
-    """Address and key: what was given, else the running local stack's."""
+    """Address and key: what was given, else the running local stack's, else those of the API beside us.
+
+    The last is for a container of the API. Who names a folder means the stack in it and no other service.
+    """
     settings = Settings()
     try:
         running = None if url and key else read_connection(data_dir or settings.data_dir)
     except LocalStackError as exc:
         raise click.ClickException(str(exc)) from exc
     if not url and running is None:
-        raise click.UsageError("Give --url (and --key); no local stack is running.")
+        if settings.api_key is None or data_dir is not None:
+            raise click.UsageError(
+                "Give --url (and --key); no local stack is running"
+                + (" in this folder." if data_dir else ", and MEMORY_API_KEY is not set.")
+            )
+        url = _beside(settings)
     if key is None and settings.api_key is not None:
         key = settings.api_key.get_secret_value()
     if key is None and running is not None and (not url or url.rstrip("/") == running.url):
         key = running.api_key
     address = url or (running.url if running else "")
     return address.rstrip("/"), key or ""
+
+
+def _beside(settings: Settings) -> str:
+    """Where the API of these settings is reached from its own machine or container."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
+    return f"http://[{host}]:{settings.port}" if ":" in host else f"http://{host}:{settings.port}"
 
 
 def _language(lang: str) -> Language:

@@ -60,6 +60,8 @@ async def ready(client: ServiceClient) -> list[Finding]:
         findings.append(Finding("ready", "fail", "queue_full"))
     if "not_durable" in reasons:
         findings.append(Finding("ready", "fail", "not_durable"))
+    if "cache_down" in reasons:
+        findings.append(Finding("ready", "warn", "cache_down"))
     findings = findings or [Finding("ready", "ok", "parts_ok")]
     return [*findings, _worker(log, is_stuck="queue_stuck" in reasons)] if log.get("ok") else findings
 

@@ -64,6 +64,10 @@ _EN: Final[Mapping[str, str]] = {
         "Hindsight does not answer: turns wait, recalls are old or empty. Start it, or correct "
         "MEMORY_HINDSIGHT_URL."
     ),
+    "cache_down": (
+        "the cache's Redis does not answer: every recall asks Hindsight. Start it, or correct "
+        "MEMORY_CACHE_REDIS_URL."
+    ),
     "dead_letters": "{count} turns could not be stored and wait for you. See `dify-memory dead`.",
     "worker_ok": "alive, {waiting} users' turns wait.",
     "worker_dead": (
@@ -240,6 +244,9 @@ _ZH: Final[Mapping[str, str]] = {
     "redis_down": "Redis 没有应答：无法保存任何内容。请启动它，或改正 MEMORY_REDIS_URL。",
     "hindsight_down": (
         "Hindsight 没有应答：对话会排队，查询只能得到旧的或空的结果。请启动它，或改正 MEMORY_HINDSIGHT_URL。"
+    ),
+    "cache_down": (
+        "缓存所用的 Redis 没有应答：每次查询都要访问 Hindsight。请启动它，或改正 MEMORY_CACHE_REDIS_URL。"
     ),
     "dead_letters": "有 {count} 轮对话无法保存，等待处理。见 `dify-memory dead`。",
     "worker_ok": "正常，有 {waiting} 位用户的对话在等待。",

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeVar
 
+from service.adapters.cache import RecallCache
 from service.adapters.hindsight import HindsightAdapter
 from service.adapters.turns import LogState, TurnsLog
 from service.adapters.vitals import Signs, Vitals
@@ -29,16 +30,22 @@ _STUCK_S = 120.0
 _VAIN_S = 900.0
 # The same while others are stored.
 _STUCK_BATCH_S = 1800.0
+# Recalls wait for their cache a small part of this.
+_CACHE_PATIENCE_S = 1.0
 _DOWN = frozenset({"redis_down", "queue_full", "queue_stuck"})
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What was seen; None for what could not be looked at in time. `has_hindsight` None: not asked."""
+    """What was seen; None for what could not be looked at in time.
+
+    `has_hindsight` None: not asked. `has_cache` None: neither, or it is on the Redis of accepted turns.
+    """
 
     log: LogState | None
     signs: Signs | None
     has_hindsight: bool | None
+    has_cache: bool | None
     is_breaker_open: bool
 
     @property
@@ -60,33 +67,39 @@ class Verdict(NamedTuple):
 
 
 class Health:
-    """Looks at the parts of one process."""
+    """Looks at the parts of one process; `cache` if it is on a Redis of its own."""
 
     def __init__(
-        self, turns: TurnsLog, vitals: Vitals, hindsight: HindsightAdapter, *, max_waiting: int
+        self,
+        turns: TurnsLog,
+        vitals: Vitals,
+        hindsight: HindsightAdapter,
+        cache: RecallCache | None,
+        *,
+        max_waiting: int,
     ) -> None:
         self._turns = turns
         self._vitals = vitals
         self._hindsight = hindsight
+        self._cache = cache
         self._max_waiting = max_waiting
 
-    async def look(self, timeout_s: float, *, asks_hindsight: bool = True) -> Look:
-        """Look at everything at once; ends by `timeout_s`, whatever the parts do."""
-        log, signs, answers = await asyncio.gather(
+    async def look(self, timeout_s: float, *, only_turns: bool = False) -> Look:
+        """Look at everything at once, or only at what takes turns; ends by `timeout_s`, whatever they do."""
+        cache = None if only_turns else self._cache
+        log, signs, has_hindsight, has_cache = await asyncio.gather(
             _in_time(self._turns.check, timeout_s),
             _in_time(lambda: self._vitals.read(timeout_s), timeout_s),
-            _in_time(lambda: self._ask(timeout_s), timeout_s) if asks_hindsight else _nobody(),
+            _nobody() if only_turns else _answers(self._hindsight, timeout_s),
+            _nobody() if cache is None else _answers(cache, min(timeout_s, _CACHE_PATIENCE_S)),
         )
         return Look(
             log=log,
             signs=signs,
-            has_hindsight=bool(answers) if asks_hindsight else None,
+            has_hindsight=has_hindsight,
+            has_cache=has_cache,
             is_breaker_open=self._hindsight.is_spared,
         )
-
-    async def _ask(self, timeout_s: float) -> bool:
-        await self._hindsight.check(timeout_s)
-        return True
 
     def judge(self, look: Look) -> Verdict:
         """What the look means."""
@@ -98,9 +111,9 @@ class Health:
         return Verdict("degraded" if reasons else "ok", reasons)
 
     def _reasons(self, look: Look) -> list[str]:
+        away = {"hindsight_down": look.has_hindsight is False, "cache_down": look.has_cache is False}
         if look.log is None:
-            away = look.has_hindsight is False
-            return ["redis_down", "hindsight_down"] if away else ["redis_down"]
+            return ["redis_down", *(reason for reason, is_so in away.items() if is_so)]
         log, signs = look.log, look.signs
         last_s = signs.last_stored_age_s if signs else None
         still_s = math.inf if last_s is None else last_s
@@ -118,7 +131,7 @@ class Health:
             "no_worker": not look.has_worker,
             "dead_letters": log.dead_letters > 0,
             "not_durable": signs is not None and signs.is_durable is False,
-            "hindsight_down": look.has_hindsight is False,
+            **away,
             "recalls_spared": look.is_breaker_open,
             # Turns wait as they were told to: these banks are no part of the oldest batch.
             **dict.fromkeys(signs.not_asked if signs else (), True),
@@ -152,6 +165,8 @@ def parts_of(look: Look) -> dict[str, dict[str, Any]]:
     parts = {"turns_log": log}
     if look.has_hindsight is not None:
         parts["hindsight"] = {"ok": look.has_hindsight, "spared": look.is_breaker_open}
+    if look.has_cache is not None:
+        parts["cache"] = {"ok": look.has_cache}
     return parts
 
 
@@ -175,6 +190,7 @@ def gauges_of(look: Look, metrics: Metrics) -> dict[str, float | None]:
         "memory_redis_up": float(log is not None),
         "memory_redis_durable": durable,
         "memory_redis_used_ratio": signs.used_ratio if signs else None,
+        "memory_cache_up": None if look.has_cache is None else float(look.has_cache),
         "memory_hindsight_up": float(bool(look.has_hindsight)),
         "memory_breaker_open": float(look.is_breaker_open),
     }
@@ -190,6 +206,14 @@ async def _in_time(ask: Callable[[], Awaitable[T]], timeout_s: float) -> T | Non
             return await ask()
     except (ServiceError, TimeoutError):
         return None
+
+
+async def _answers(part: HindsightAdapter | RecallCache, timeout_s: float) -> bool:
+    async def ask() -> bool:
+        await part.check(timeout_s)
+        return True
+
+    return bool(await _in_time(ask, timeout_s))
 
 
 async def _nobody() -> None:

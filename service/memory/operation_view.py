@@ -51,6 +51,7 @@ _FAILURES = ("recall_stale", "recall_degraded")
 _ABOUT = {
     "redis_down": "turns_redis",
     "not_durable": "turns_redis",
+    "cache_down": "cache_redis",
     "hindsight_down": "hindsight",
     "recalls_spared": "hindsight",
     "no_worker": "worker",
@@ -222,7 +223,12 @@ def _parts(diagnosis: Diagnosis, look: Look, reasons: Collection[str], *, is_sam
             _redis_facts(turns),
             notes.get("turns_redis", []),
         ),
-        Part("cache_redis", cache.ok, _redis_facts(cache), ["same_redis"] if is_same else []),
+        Part(
+            "cache_redis",
+            cache.ok and look.has_cache is not False,
+            _redis_facts(cache),
+            ["same_redis"] if is_same else notes.get("cache_redis", []),
+        ),
         Part(
             "hindsight",
             hindsight.ok,

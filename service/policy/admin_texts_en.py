@@ -65,6 +65,7 @@ EN: Final = AdminTexts(
             "batch_stuck": "A batch has been on its way for half an hour or more.",
             "dead_letters": "There are dead letters.",
             "redis_down": "It does not answer: turns go straight to Hindsight, if that is allowed.",
+            "cache_down": "It does not answer: every recall goes to Hindsight.",
             "hindsight_down": "It does not answer: recalls are old or empty, turns wait.",
             "recalls_spared": "It failed so often that it is asked less for now.",
             "llm_budget_spent": "Today's budget for the language model is spent: turns wait for tomorrow's.",

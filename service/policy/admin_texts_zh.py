@@ -61,6 +61,7 @@ ZH: Final = AdminTexts(
             "batch_stuck": "有一批对话已处理半小时以上。",
             "dead_letters": "有死信。",
             "redis_down": "没有响应：在允许的情况下，对话会直接交给记忆引擎。",
+            "cache_down": "没有响应：每次查询都要访问记忆引擎。",
             "hindsight_down": "没有响应：查询结果为旧的或为空，对话在等待。",
             "recalls_spared": "失败次数过多，暂时减少查询。",
             "llm_budget_spent": "今天的语言模型预算已用完：相关对话等到 UTC 零点后再处理。",

@@ -53,7 +53,7 @@ async def ready(
     if only == "serving":
         return JsonReply({"status": "ok", "reasons": [], "parts": {}}, headers=NO_STORE)
     health = services_of(request).health
-    look = await health.look(_CHECK_TIMEOUT_S, asks_hindsight=not only)
+    look = await health.look(_CHECK_TIMEOUT_S, only_turns=bool(only))
     status, reasons = health.judge(look)
     if only:
         reasons = tuple(reason for reason in reasons if reason in ("redis_down", "queue_full"))

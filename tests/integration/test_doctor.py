@@ -56,10 +56,10 @@ def url(ward: tuple[Ward, str], double: ServiceDouble) -> str:
     return ward[1]
 
 
-async def _run(*arguments: str, env: dict[str, str | None] | None = None) -> Result:
+async def _run(*arguments: str, env: Mapping[str, str | None] | None = None) -> Result:
     """The command, in a thread: it brings an event loop of its own."""
     runner = CliRunner()
-    environment = {
+    environment: dict[str, str | None] = {
         "MEMORY_API_KEY": None,
         "LANG": "C.UTF-8",
         "LC_ALL": None,
@@ -238,6 +238,7 @@ _FAULTS: list[tuple[str, str, _Break]] = [
     ("fail", "worker_stuck", lambda d: d.log.update(overdue_s=500.0)),
     ("fail", "queue_full", lambda d: d.canned.update({"/health/ready": _down(d, "queue_full")})),
     ("fail", "not_durable", lambda d: d.canned.update({"/health/ready": _down(d, "not_durable")})),
+    ("warn", "cache_down", lambda d: d.canned.update({"/health/ready": _down(d, "cache_down")})),
     ("fail", "tried_in_vain", lambda d: d.canned.update({"/health/ready": _down(d, "queue_stuck")})),
     ("fail", "failed", lambda d: d.canned.update({"/health/ready": Canned(500, {"error": {"code": "x"}})})),
     ("fail", "not_ours", lambda d: d.canned.update({"/dify/openapi.json": Canned(200, "<html>")})),
@@ -392,6 +393,39 @@ async def test_without_an_address_and_a_stack_it_asks_for_one(tmp_path: Path) ->
     assert result.exit_code == 2
     assert "--url" in result.output
     assert (await _run("--url", "memory:8000", "--key", KEY)).exit_code == 2
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.1"])
+async def test_beside_an_api_it_finds_its_address_and_key_in_the_settings(
+    url: str, tmp_path: Path, host: str
+) -> None:
+    """As in a container of the API, where there is no local stack."""
+    env = {
+        "MEMORY_DATA_DIR": str(tmp_path),
+        "MEMORY_HOST": host,
+        "MEMORY_PORT": url.rpartition(":")[2],
+        "MEMORY_API_KEY": KEY,
+    }
+    result = await _run("--json", "--quick", env=env)
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["url"] == url
+    # Whoever names a local stack means that one.
+    result = await _run("--data-dir", str(tmp_path), env=env)
+    assert result.exit_code == 2
+
+
+async def test_an_api_that_listens_on_one_address_is_asked_there(tmp_path: Path) -> None:
+    for host, address in (("127.0.0.2", "127.0.0.2"), ("::1", "[::1]"), ("::", "[::1]")):
+        port = str(free_port())
+        env = {"MEMORY_DATA_DIR": str(tmp_path), "MEMORY_HOST": host, "MEMORY_PORT": port}
+        result = await _run("--json", "--timeout", "2", env={**env, "MEMORY_API_KEY": KEY})
+        assert json.loads(result.stdout)["url"] == f"http://{address}:{port}"
+
+
+async def test_a_role_without_the_key_is_told_what_is_missing(tmp_path: Path) -> None:
+    result = await _run(env={"MEMORY_DATA_DIR": str(tmp_path)})
+    assert result.exit_code == 2
+    assert "MEMORY_API_KEY" in result.output
 
 
 async def test_the_key_of_the_environment_is_used(url: str) -> None:

@@ -12,18 +12,22 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from redis.asyncio import Redis
 from service import keyspace
+from service.adapters.cache import RecallCache
 from service.adapters.metrics_server import MetricsServer
 from service.adapters.vitals import Vitals
+from service.errors import CacheUnavailable
 from service.metrics import GAUGES
+from service.policy.admin_texts_en import EN
 from service.scope import bank_of
 from service.settings import Settings
 
 from tests.fakes.hindsight import HindsightStandIn
+from tests.integration.admin_world import operator_of
 from tests.integration.conftest import Api, Workshop, run_api, settings_for
 from tests.integration.edge import checked
 from tests.metrics_catalogue import everything, families_of
 from tests.processes import WorkerProcess
-from tests.support import RedisServer, free_port, wait_until
+from tests.support import RedisServer, free_port, valkey, wait_until
 from tests.turns_log import without_ttl
 
 pytestmark = pytest.mark.anyio
@@ -50,6 +54,21 @@ async def well(redis: Redis, settings: Settings) -> Redis:
     async with Vitals.from_settings(settings) as vitals:
         await vitals.beat("w", has_stored=True)
     return redis
+
+
+@pytest.fixture
+async def cache_server(folder: Path) -> AsyncIterator[RedisServer]:
+    """A Redis of the cache alone."""
+    async with valkey(folder / "cache", aof=False) as server:
+        yield server
+
+
+@pytest.fixture
+async def apart(settings: Settings, cache_server: RedisServer) -> AsyncIterator[Api]:
+    """The API with its cache on a Redis of its own."""
+    changes = {"cache_redis_url": cache_server.url, "cache_patience_ms": 200}
+    async with run_api(settings.model_copy(update=changes)) as running:
+        yield running
 
 
 async def ready(api: Api, **params: str) -> tuple[int, str, list[str]]:
@@ -306,6 +325,82 @@ async def test_a_hindsight_that_does_not_answer_is_degraded_within_the_deadline(
     assert (await samples(api.stranger))["memory_hindsight_up"] == 0
 
 
+@pytest.mark.parametrize("fault", ["is gone", "hangs", "asks for a password"])
+async def test_a_cache_of_its_own_that_does_not_answer_is_degraded_within_a_deadline(
+    apart: Api, cache_server: RedisServer, well: Redis, user: str, fault: str
+) -> None:
+    assert await ready(apart) == (200, "ok", [])
+    assert (await samples(apart.stranger))["memory_cache_up"] == 1
+    if fault == "is gone":
+        await cache_server.kill()
+    elif fault == "hangs":
+        cache_server.pause()
+    else:
+        async with Redis.from_url(cache_server.url) as operator:
+            await operator.config_set("requirepass", "secret")
+            await operator.client_kill_filter(_type="normal", skipme=True)
+    began = time.monotonic()
+    try:
+        state = checked(await apart.stranger.get("/health/ready"), 200)
+        assert (state["status"], state["reasons"]) == ("degraded", ["cache_down"])
+        assert state["parts"]["cache"] == {"ok": False}
+        found = await samples(apart.stranger)
+        assert time.monotonic() - began < 1 + 1 + 1.5  # both deadlines, and a busy machine
+        assert (found["memory_cache_up"], found["memory_redis_up"]) == (0, 1)
+        # Turns are taken all the same, and recalls answered.
+        assert await ready(apart, only="accepting") == (200, "ok", [])
+        assert checked(await apart.recall(user, "Where do I live?"), 200)["degraded"] is False
+        if fault == "is gone":
+            async with operator_of(apart) as browser:
+                assert EN.notes["cache_down"] in (await browser.get()).text
+    finally:
+        if fault == "hangs":
+            cache_server.resume()
+        elif fault == "is gone":
+            await cache_server.start()
+    if fault != "asks for a password":
+
+        async def is_well() -> bool:
+            return await ready(apart) == (200, "ok", [])
+
+        await wait_until(is_well, "the cache is back")
+
+
+async def test_with_both_redis_away_each_is_named(
+    apart: Api, cache_server: RedisServer, redis_server: RedisServer, well: Redis
+) -> None:
+    redis_server.pause()
+    await cache_server.kill()
+    try:
+        assert await ready(apart) == (503, "down", ["redis_down", "cache_down"])
+    finally:
+        redis_server.resume()
+
+
+@pytest.mark.parametrize("url", [None, "the same"])
+async def test_a_cache_on_the_redis_of_turns_is_not_asked_for_itself(
+    settings: Settings, well: Redis, url: str | None
+) -> None:
+    same = settings.model_copy(update={"cache_redis_url": url and settings.redis_url})
+    async with run_api(same) as api:
+        assert "memory_cache_up" not in await samples(api.stranger)
+        state = (await api.stranger.get("/health/ready")).json()
+        assert (state["status"], set(state["parts"])) == ("ok", {"turns_log", "hindsight"})
+
+
+@pytest.mark.parametrize("refused", ["-ping", "-ping -info"])
+async def test_a_cache_whose_acl_lacks_ping_answers_all_the_same(
+    cache_server: RedisServer, refused: str
+) -> None:
+    await cache_server.command(f"ACL SETUSER tenant on >secret ~mem:* +@all {refused}")
+    url = cache_server.url.replace("redis://", "redis://tenant:secret@")
+    async with RecallCache(url, patience_s=1, stale_ttl_s=60) as cache:
+        await cache.check(2)
+    async with RecallCache(url.replace("secret", "wrong"), patience_s=1, stale_ttl_s=60) as cache:
+        with pytest.raises(CacheUnavailable):
+            await cache.check(2)
+
+
 async def test_an_open_circuit_is_seen(api: Api, well: Redis, stand_in: HindsightStandIn, user: str) -> None:
     stand_in.fail("recall", "status", status=503)
     for number in range(6):
@@ -319,7 +414,7 @@ async def test_the_gauges_are_those_of_the_queue_at_this_moment(api: Api, well: 
     await api.add(user, "again")
     await well.zadd(keyspace.DUE, {bank_of("default", user): float(await age(well, 50))})
     found = await samples(api.stranger)
-    assert set(GAUGES) - {"memory_oldest_batch_seconds"} <= set(found)
+    assert set(GAUGES) - {"memory_oldest_batch_seconds", "memory_cache_up"} <= set(found)
     assert found["memory_waiting_turns"] == 2
     assert found["memory_waiting_banks"] == 1
     assert 50 <= found["memory_oldest_due_seconds"] < 110

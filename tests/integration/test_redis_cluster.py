@@ -259,9 +259,38 @@ async def test_the_api_answers_from_a_cluster_and_without_it(
             assert not cached(await api.recall(user, "What do you know?"))
 
 
+async def test_a_look_at_a_cluster_is_one_at_every_node_that_has_slots(cluster: Cluster) -> None:
+    async with RecallCache(cluster.url, patience_s=1, stale_ttl_s=60) as cache:
+        await cache.check(5)
+        last = cluster.nodes[2]  # the URL does not name it
+        await last.kill()
+        with pytest.raises(CacheUnavailable):
+            await cache.check(5)
+        await last.start()
+
+        async def answers() -> bool:
+            with contextlib.suppress(CacheUnavailable):
+                await cache.check(5)
+                return True
+            return False
+
+        await wait_until(answers, "the node is back", timeout_s=15)
+        # A node that hangs is another's fault, not the look's: it ends in time.
+        last.pause()
+        began = asyncio.get_running_loop().time()
+        try:
+            with pytest.raises(CacheUnavailable):
+                await cache.check(0.5)
+            assert asyncio.get_running_loop().time() - began < 0.5 + 1
+        finally:
+            last.resume()
+
+
 async def test_no_node_at_all(folder: Path) -> None:
     url = f"redis+cluster://127.0.0.1:{free_port()},127.0.0.1:{free_port()}"
     async with RecallCache(url, patience_s=1, stale_ttl_s=60) as cache:
         for _ in range(2):
             with pytest.raises(CacheUnavailable):
                 await cache.find(_banks(1)[0], "q", _soon())
+        with pytest.raises(CacheUnavailable):
+            await cache.check(1)

@@ -94,7 +94,7 @@ async def test_one_trace_leads_from_dify_through_the_queue_to_hindsight(
     async with collecting() as collector:
         traced = {"otlp_endpoint": collector.url, "otlp_headers": "x-team=memory, authorization=Bearer t"}
         settings = settings_for(empty_redis.url, stand_in.url, **traced)
-        worker = WorkerProcess(folder, empty_redis.url, stand_in.url, log_level="info", **traced)
+        worker = WorkerProcess(folder, empty_redis.url, stand_in.url, **traced)
         async with run_api(settings) as api:
             sent = {"traceparent": TRACEPARENT}
             add = {"user_id": user, "user_message": WORDS, "conversation_id": "c"}
@@ -135,8 +135,6 @@ async def test_one_trace_leads_from_dify_through_the_queue_to_hindsight(
         # Nothing of what was said, by whom, or of a key.
         for secret in ("marigold", "hangzhou", user, "test-key"):
             assert secret.encode() not in collector.raw
-        # What the worker logs meanwhile names the trace.
-        assert not any("trace_id" in line for line in worker.log().splitlines() if "hindsight_away" in line)
         async with Redis.from_url(empty_redis.url) as redis:
             async for key in redis.scan_iter():
                 assert TRACE.encode() not in key

@@ -2,6 +2,7 @@
 
 import math
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,61 @@ def test_secrets_come_from_outside_the_compose_file(name: str) -> None:
             assert re.fullmatch(r"\$\{\w+(:\?[^}]+|:-)\}", value), key
         elif re.search(r"://[^/]*@", str(value)):
             assert re.search(r":\$\{\w+:\?[^}]+\}@", value), key
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_what_the_compose_file_sets_never_undoes_a_setting_of_an_env_file(name: str) -> None:
+    """`environment` goes before `env_file`, even when it sets nothing: a model named there is lost."""
+    for key, value in SERVICES[name]["environment"].items():
+        if key.startswith("MEMORY_"):
+            assert value, key
+            for variable in re.findall(r"\$\{(.*?)\}", value):
+                assert re.fullmatch(r"\w+(:\?|:-).+", variable), f"{key} may come out empty"
+
+
+def test_every_variable_of_the_secrets_file_is_read() -> None:
+    """Compose takes them from `.env` where the files name them; nothing else there gets into a container."""
+    offered = set(re.findall(r"^#?([A-Z_]+)=", texts()["make-env.sh"], re.MULTILINE))
+    read = set(re.findall(r"(?<!\$)\$\{(\w+)", texts()["compose.yaml"] + texts()["compose.dify.yaml"]))
+    assert offered - {"COMPOSE_FILE", "COMPOSE_PROFILES"} == read - {"DIFY_MEMORY_TAG", "HINDSIGHT_TAG"}
+
+
+@pytest.mark.parametrize("name", ["README.md", "README.zh.md"])
+def test_what_env_files_hold_is_said_to_go_there(name: str) -> None:
+    text = texts()[name]
+    assert text.count("`MEMORY_CACHE_REDIS_URL=redis://:${REDIS_PASSWORD}@memory-cache:6379/0`") == 1
+    # Where the compose file names it as well.
+    assert "MEMORY_CACHE_REDIS_URL=redis://:${REDIS_PASSWORD}@memory-cache:6379/0" in texts()["compose.yaml"]
+    # Not one of the variables of `.env`, which Compose gives to no container by itself.
+    assert not re.search(r"(?<!MEMORY_)CACHE_REDIS_URL", text)
+
+
+def test_what_an_older_secrets_file_held_for_the_env_files_is_told(tmp_path: Path) -> None:
+    env = tmp_path / ".env"
+    env.write_text("TOKEN_KEYS=k1:x\nMEMORY_LLM_MODEL=openai/x\n#MEMORY_LLM_BASE_URL=\nCACHE_REDIS_URL=y\n")
+    told = _make_env(env)
+    assert "MEMORY_LLM_MODEL, CACHE_REDIS_URL" in told
+    assert "memory.env" in told
+    env.write_text("TOKEN_KEYS=k1:x\n#MEMORY_LLM_MODEL=openai/x\n")
+    assert "memory.env" not in _make_env(env)
+    assert env.read_text().startswith("TOKEN_KEYS=k1:x\n#MEMORY_LLM")
+
+
+def _make_env(path: Path) -> str:
+    done = subprocess.run(
+        ["sh", DEPLOY / "make-env.sh", path], capture_output=True, text=True, check=True, timeout=60
+    )
+    return done.stderr
+
+
+@pytest.mark.parametrize("name", ["README.md", "README.zh.md"])
+def test_commands_run_where_the_secrets_that_they_need_are(name: str) -> None:
+    """The pepper of keys and what signs links are the API's."""
+    text = texts()[name]
+    ran = re.findall(r"exec (\S+) (?:-- )?dify-memory", text)
+    api = chart_documents("api-deployment.yaml")[0]["metadata"]["name"].removeprefix("x")
+    assert set(ran) == {"memory-api", f"deploy/dify-memory{api}"}
+    assert "doctor --url" not in text
 
 
 def test_only_the_api_can_be_reached_from_outside() -> None:

@@ -36,6 +36,15 @@ def _schema_paths(schema: dict[str, Any], *above: str) -> Iterator[tuple[str, ..
         yield from _schema_paths(value, *above, key) if key not in OPEN else ()
 
 
+def _define(name: str) -> str:
+    """The text of a named template."""
+    text = (CHART / "templates" / "_helpers.tpl").read_text("utf-8")
+    [found] = re.findall(
+        rf'{{{{- define "{re.escape(name)}" -}}}}\n(.*?)\n{{{{- end -}}}}(?:\n\n|\n*\Z)', text, re.DOTALL
+    )
+    return str(found)
+
+
 def _pod(template: str) -> dict[str, Any]:
     [deployment] = chart_documents(template)
     pod: dict[str, Any] = deployment["spec"]["template"]["spec"]
@@ -153,6 +162,31 @@ def test_every_secret_is_named_where_the_secret_is() -> None:
     assert {f"MEMORY_{name.upper()}" for name in secret} <= set(re.findall(r"MEMORY_[A-Z_]+", text))
 
 
+@pytest.mark.parametrize("template", DEPLOYMENTS)
+def test_a_role_may_have_a_secret_of_its_own_which_goes_before_the_common_one(template: str) -> None:
+    sources = [next(iter(source)) for source in _pod(template)["containers"][0]["envFrom"]]
+    # The last one wins.
+    assert sources == ["configMapRef", "secretRef", "secretRef"]
+    container = _define("dify-memory.container")
+    common, own = re.findall(r"secretRef:\n +name: (.*)", container)
+    assert common.endswith(".root.Values.existingSecret }}")
+    assert own == "{{ . }}"
+    assert '{{- with (index .root.Values .role "existingSecret") }}\n  - secretRef:' in container
+    for role in ("api", "worker"):
+        assert VALUES[role]["existingSecret"] == ""
+        assert SCHEMA["properties"][role]["properties"]["existingSecret"]["type"] == "string"
+
+
+@pytest.mark.parametrize("name", ["README.md", "README.zh.md"])
+def test_the_handbook_says_what_replaces_pods_and_keeps_secrets_apart(name: str) -> None:
+    text = (DEPLOY / name).read_text("utf-8")
+    assert text.count("`api.existingSecret`") == text.count("`worker.existingSecret`") == 2
+    [upgrade] = re.findall(r"^ +\* Kubernetes[:：].*?(?=^ +\*)", text, re.DOTALL | re.MULTILINE)
+    # None of what is not the chart's own is seen by it.
+    for value in ("Secret", "policyConfigMap", "modelsSecret", "secretVersion"):
+        assert value in upgrade
+
+
 def test_files_that_settings_name_are_mounted_where_the_settings_look() -> None:
     for template in DEPLOYMENTS:
         pod = _pod(template)
@@ -178,10 +212,18 @@ def test_the_adapter_s_rule_gives_the_autoscaler_its_metric(name: str) -> None:
     assert rule["metricsQuery"] == "max(<<.Series>>{<<.LabelMatchers>>})"
 
 
-def test_api_and_worker_scale_apart_by_cpu_or_an_external_metric() -> None:
+def test_api_and_worker_scale_apart_by_cpu_and_an_external_metric_beside_it() -> None:
+    """An adapter that fails leaves the CPU, by which Kubernetes goes on adding pods."""
     [scaler] = chart_documents("autoscalers.yaml")  # the body of a loop over both roles
     assert scaler["apiVersion"] == "autoscaling/v2"
-    assert [metric["type"] for metric in scaler["spec"]["metrics"]] == ["External", "Resource"]
+    assert [metric["type"] for metric in scaler["spec"]["metrics"]] == ["Resource", "External"]
+    [external] = re.findall(
+        r"\{\{- if \$values.externalMetric.enabled \}\}\n(.*?)\n {4}\{\{- end \}\}",
+        _define("dify-memory.autoscaler"),
+        re.DOTALL,
+    )
+    assert "type: External" in external
+    assert "else" not in external
     for role in ("api", "worker"):
         assert VALUES[role]["autoscaling"]["externalMetric"]["enabled"] is False
 
@@ -202,6 +244,10 @@ def test_prometheus_finds_both_roles_and_is_let_in() -> None:
     assert ports == {"api-deployment.yaml": ["http"], "worker-deployment.yaml": ["metrics"]}
     policies = (CHART / "templates" / "network-policies.yaml").read_text("utf-8")
     assert re.findall(r"port: ([a-z]+)", policies) == ["metrics", "http"]
+    # Who reads the worker's metrics reads the API's, too: the age of the queue is among these.
+    [api] = re.findall(r'if eq \$role "api" \}\}\n(.*?)\n  \{\{- end \}\}\n', policies, re.DOTALL)
+    assert "with $root.Values.networkPolicy.ingressFrom }}" in api
+    assert "toYaml (concat . ($root.Values.networkPolicy.metricsFrom | default list))" in api
     named = {env["name"] for env in _pod("worker-deployment.yaml")["containers"][0]["env"]}
     assert named == {"MEMORY_WORKER_METRICS_HOST", "MEMORY_WORKER_METRICS_PORT"}
 

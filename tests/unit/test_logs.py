@@ -56,6 +56,11 @@ def test_the_trace_is_on_the_line_while_there_is_one() -> None:
         logs.traceparent.reset(token)
 
 
+def test_what_litellm_marks_records_with_is_no_fact() -> None:
+    marked = record_of(hits=3, litellm_redacted=object(), litellm_call="x")
+    assert line_of(marked) == line_of(record_of(hits=3))
+
+
 def test_of_an_exception_only_class_and_place_are_kept() -> None:
     try:
         int("the user's words")

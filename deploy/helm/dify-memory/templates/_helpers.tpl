@@ -140,7 +140,11 @@ envFrom:
   - configMapRef:
       name: {{ include "dify-memory.fullname" .root }}-{{ .role }}
   - secretRef:
-      name: {{ required "existingSecret: name a Secret with MEMORY_API_KEY and MEMORY_REDIS_URL" .root.Values.existingSecret }}
+      name: {{ required "existingSecret: name a Secret with MEMORY_REDIS_URL and MEMORY_API_KEY" .root.Values.existingSecret }}
+  {{- with (index .root.Values .role "existingSecret") }}
+  - secretRef:
+      name: {{ . }}
+  {{- end }}
 volumeMounts:
   - name: tmp
     mountPath: /tmp
@@ -170,6 +174,13 @@ spec:
   minReplicas: {{ $values.minReplicas }}
   maxReplicas: {{ $values.maxReplicas }}
   metrics:
+    # Kubernetes takes whichever wants more pods, and the CPU alone while the adapter does not answer.
+    - type: Resource
+      resource:
+        name: cpu
+        target:
+          type: Utilization
+          averageUtilization: {{ $values.targetCPUUtilizationPercentage }}
     {{- if $values.externalMetric.enabled }}
     - type: External
       external:
@@ -183,12 +194,5 @@ spec:
         target:
           type: Value
           value: {{ required "autoscaling.externalMetric.targetValue is missing" $values.externalMetric.targetValue | quote }}
-    {{- else }}
-    - type: Resource
-      resource:
-        name: cpu
-        target:
-          type: Utilization
-          averageUtilization: {{ $values.targetCPUUtilizationPercentage }}
     {{- end }}
 {{- end -}}
