@@ -22,6 +22,7 @@ from redis.exceptions import OutOfMemoryError
 
 from service import keyspace
 from service.adapters import turns_sweep
+from service.adapters.counters import value_of
 from service.adapters.resting import note_resting
 from service.adapters.turns_redis import TurnsRedis
 from service.adapters.turns_types import (
@@ -368,29 +369,28 @@ class TurnsLog:
         """Whether Redis has no memory for more."""
         async with self._redis.errors():
             try:
-                await self._redis.client.incr(keyspace.CLAIM_NUMBER)
+                # It needs memory like any write, and changes nothing.
+                await self._redis.client.setrange(keyspace.CLAIM_NUMBER, 0, "")
             except OutOfMemoryError:
                 return True
         return False
 
     async def check(self) -> LogState:
         """How the log stands; also proves that it can be written to."""
+        await self._redis.run("number", [keyspace.CLAIM_NUMBER], [])
         async with self._redis.errors():
             pipe = self._redis.client.pipeline(transaction=False)
-            pipe.incr(keyspace.CLAIM_NUMBER)
             pipe.time()
             pipe.zrange(keyspace.DUE, 0, 0, withscores=True)
             pipe.zcard(keyspace.DUE)
             pipe.hlen(keyspace.DEAD)
             pipe.exists(keyspace.ARQ_HEALTH)
             pipe.mget(keyspace.OLDEST_BATCH, keyspace.OLDEST_TURN)
-            _, (seconds, micros), oldest, banks, dead, worker, stamps = await pipe.execute()
+            (seconds, micros), oldest, banks, dead, worker, stamps = await pipe.execute()
         now_ms = int(seconds) * 1000 + int(micros) // 1000
         overdue_s = max(0.0, (now_ms - oldest[0][1]) / 1000) if oldest else 0.0
         # What is no number was not written by us, and no reason to call the log away.
-        batch_s, turn_s = (
-            max(0.0, (now_ms - int(at_ms)) / 1000) if (at_ms or "").isdigit() else 0.0 for at_ms in stamps
-        )
+        batch_s, turn_s = (max(0.0, (now_ms - (value_of(at_ms) or now_ms)) / 1000) for at_ms in stamps)
         return LogState(
             overdue_s=overdue_s,
             oldest_batch_s=batch_s,

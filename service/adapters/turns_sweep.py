@@ -12,6 +12,7 @@ from typing import Any, cast
 from redis.asyncio import Redis
 
 from service import keyspace
+from service.adapters.counters import value_of
 from service.adapters.data_version import list_letters
 from service.adapters.resting import resting
 from service.scope import BankId
@@ -23,17 +24,12 @@ _LETTERS_PAGE = 100
 _BANKS_PAGE = 100
 # Three sweeps long: without a worker nobody knows, and that is seen by its heartbeat.
 _OLDEST_TTL_S = 900
+_COUNTERS = (keyspace.WAITING, keyspace.CLAIM_NUMBER, keyspace.CLAIMS)
 
 
+# Texts, as the script has answered them: waiting turns by their counter, and the newest number.
+_Counters = tuple[str, str]
 _Run = Callable[[str, Sequence[str], Sequence[str | int | float]], Awaitable[Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class _Counters:
-    """Waiting turns by their counter, and the number of the newest turn or claim."""
-
-    waiting: int
-    number: int
 
 
 async def sweep(
@@ -131,10 +127,9 @@ class _Walk:
         return rearmed
 
     async def counters(self) -> _Counters:
-        """How the counters stand."""
-        async with self.errors():
-            waiting, number = await self.redis.mget(keyspace.WAITING, keyspace.CLAIM_NUMBER)
-        return _Counters(int(waiting or 0), int(number or 0))
+        """How the counters stand; those that hold what is no count are put right."""
+        waiting, number = await self.run("counters", _COUNTERS, [])
+        return waiting, number
 
     async def measure(self, banks: Sequence[str]) -> dict[str, tuple[int, int]]:
         """How many turns each bank holds, and when the oldest that is in no batch came (see the script)."""
@@ -161,14 +156,14 @@ class _Walk:
             return dict(zip(keys, await pipe.execute(), strict=True))
 
     async def frozen(self, keys: Sequence[str]) -> list[int]:
-        """When these batches were frozen."""
+        """When these batches were frozen; whoever takes a batch puts a broken time right."""
         if not keys:
             return []
         async with self.errors():
             pipe = self.redis.pipeline(transaction=False)
             for key in keys:
                 pipe.hget(key, "frozen_ms")
-            return [int(value) for value in await pipe.execute() if value]
+            return [at_ms for text in await pipe.execute() if (at_ms := value_of(text))]
 
     async def note_oldest(self, key: str, at_ms: Sequence[int]) -> None:
         """Keep the oldest for whoever asks how the log is.
@@ -194,15 +189,5 @@ class _Walk:
                 return
 
     async def recount(self, counted: int, before: _Counters) -> None:
-        """Put the counter of waiting turns right if it is wrong for sure.
-
-        The hashes were not counted all at once. Since `before`, no more turns can have come than numbers
-        were given out, nor more gone than the counter tells then; only what is beyond that is drift.
-        """
-        now = await self.counters()
-        came = now.number - before.number
-        gone = max(0, before.waiting + came - now.waiting)
-        drift = counted - now.waiting
-        if abs(drift) > came + gone:
-            async with self.errors():
-                await self.redis.incrby(keyspace.WAITING, drift)
+        """Put the counter of waiting turns right if it is wrong for sure (see the script)."""
+        await self.run("recount", _COUNTERS, [counted, *before])

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Literal, cast
 
+from service.adapters.counters import value_of
 from service.scope import BankId, ConversationId, DocumentId, JobId
 
 JobStatus = Literal["queued", "waiting", "retaining", "done", "failed", "cancelled"]
@@ -181,7 +182,10 @@ def batch_of(flat_fields: Sequence[str], flat_turns: Sequence[str], now_ms: int)
 
 
 def job_of(job_id: JobId, fields: Mapping[str, str]) -> Job | None:
-    """A job as the scripts have written it; None when `fields` are those of no job (any more)."""
+    """A job as the scripts have written it; None when `fields` are those of no job (any more).
+
+    Counts that somebody has broken are 0.
+    """
     if "status" not in fields:
         return None
     finished = fields.get("finished_ms")
@@ -190,7 +194,7 @@ def job_of(job_id: JobId, fields: Mapping[str, str]) -> Job | None:
         tenant=fields["tenant"],
         bank=BankId(fields["bank"]),
         status=cast("JobStatus", fields["status"]),
-        memories_kept=int(fields["kept"]),
+        memories_kept=value_of(fields.get("kept")),
         reason=fields.get("reason", ""),
         accepted_ms=int(fields["accepted_ms"]),
         finished_ms=int(finished) if finished else None,

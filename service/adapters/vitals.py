@@ -159,7 +159,7 @@ def _whole(value: str | None) -> int:
     try:
         return int(value or 0)
     except ValueError as exc:
-        # Nothing is accepted by a counter that is no whole number.
+        # How many wait is not known until the sweep has counted.
         raise TurnsLogUnavailable("The queue's counter of waiting turns is broken.", retry_after_s=5) from exc
 
 

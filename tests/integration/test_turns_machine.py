@@ -251,10 +251,13 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule()
     def sweep_finds_nothing(self) -> None:
+        is_broken = not (self.run(self.redis.get(keyspace.CLAIM_NUMBER)) or "0").isdigit()
         before = self.run(everything(self.raw))
         assert self.run(self.log.sweep()) == 0
         after = self.run(everything(self.raw))
         for values in (before, after):
+            if is_broken:
+                values.pop(keyspace.CLAIM_NUMBER.encode(), None)
             # What it notes for the health check, which expires.
             values.pop(keyspace.OLDEST_BATCH.encode(), None)
             values.pop(keyspace.OLDEST_TURN.encode(), None)
@@ -271,6 +274,15 @@ class LogMachine(RuleBasedStateMachine):
         has_work = bank in self.run(look(self.redis)).turns
         assert self.run(lose()) == int(has_work)
         self.newest.pop(bank, None)
+
+    @rule(value=st.sampled_from(["x", "-7", "0"]))
+    def number_breaks(self, value: str) -> None:
+        self.run(self.redis.set(keyspace.CLAIM_NUMBER, value))
+
+    @rule(value=st.sampled_from(["x", "-7", "0", "9", str(2**63 - 1)]))
+    def count_breaks(self, value: str) -> None:
+        self.run(self.redis.set(keyspace.WAITING, value))
+        assert self.run(self.log.sweep()) == 0
 
     # What must hold
 

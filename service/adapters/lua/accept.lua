@@ -39,7 +39,7 @@ for i = 13, #ARGV, 2 do
 end
 local added = #fresh
 if redis.call('HLEN', KEYS[3]) + added > tonumber(ARGV[10]) then return {'full', 'bank'} end
-if (tonumber(redis.call('GET', KEYS[11])) or 0) + added > tonumber(ARGV[11]) then return {'full', 'all'} end
+if (count_of(redis.pcall('GET', KEYS[11])) or 0) + added > tonumber(ARGV[11]) then return {'full', 'all'} end
 
 redis.call('HSET', KEYS[2], 'status', 'queued', 'tenant', ARGV[4], 'bank', bank,
   'accepted_ms', now, 'left', added, 'kept', 0)
@@ -52,7 +52,7 @@ if before then
   -- What cannot be read lists nothing. A time that is still to come was written while the clock was ahead.
   if since then first, count, listed[1] = math.min(since, now), many, documents end
 end
-local number = redis.call('INCRBY', KEYS[8], added) - added
+local number = numbers(KEYS[8], added) - added
 redis.call('SET', KEYS[1], string.format('%s %d', job_id, number + 1), 'EX', ARGV[2])
 redis.call('HSET', KEYS[2], 'number', number + 1, 'document', ARGV[13])
 for _, i in ipairs(fresh) do
@@ -63,7 +63,7 @@ for _, i in ipairs(fresh) do
   if redis.call('HDEL', KEYS[9], ARGV[i]) == 1 then redis.call('HDEL', KEYS[10], ARGV[i]) end
   listed[#listed + 1] = ARGV[i]
 end
-redis.call('INCRBY', KEYS[11], added)
+count_on(KEYS[11], added)
 -- As `note_write` of the cache, without a second call: any text that was never there before will do.
 if KEYS[13] then redis.call('SET', KEYS[13], job_id, 'EX', 604800) end
 count = count + added

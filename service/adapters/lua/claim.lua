@@ -5,7 +5,7 @@ although_full(KEYS[2])
 local now = now_ms()
 local claimed = {}
 for _, bank in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT', 0, ARGV[1])) do
-  local token = redis.call('INCR', KEYS[3]) .. '-' .. ARGV[3]
+  local token = string.format('%d-%s', numbers(KEYS[3], 1), ARGV[3])
   redis.call('HSET', KEYS[2], bank, token)
   redis.call('ZADD', KEYS[1], now + ARGV[2], bank)
   claimed[#claimed + 1] = bank

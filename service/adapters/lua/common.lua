@@ -5,6 +5,52 @@ local function now_ms()
   return t[1] * 1000 + math.floor(t[2] / 1000)
 end
 
+-- A script that raises keeps what it has written so far: nothing may raise after a first write, whatever a hand,
+-- a backup or a fault has left in a key. A count that is none of ours counts as 0 and is begun anew.
+-- No count of ours comes this far, and a Lua number is no longer exact beyond.
+local FURTHEST = 2 ^ 53
+
+-- The count that a text is, nil if it is none of ours. What `redis.pcall` answers will do, too.
+local function count_of(text)
+  local count = tonumber(text)
+  return count and count >= 0 and count < FURTHEST and count % 1 == 0 and count or nil
+end
+
+-- Adds to a counter, which then is at least as much.
+local function count_on(key, many)
+  local count = redis.pcall('INCRBY', key, many)
+  -- A full server refuses the second one as well, and that raises.
+  if type(count) ~= 'number' or count < many or count >= FURTHEST then redis.call('SET', key, many) end
+end
+
+-- So many turns no longer wait. Nothing is left behind when none do; a count that a fault has made too small
+-- never falls below none.
+local function count_off(waiting, gone)
+  if gone == 0 then return end
+  local count = redis.pcall('DECRBY', waiting, gone)
+  if type(count) ~= 'number' or count <= 0 or count >= FURTHEST then redis.call('DEL', waiting) end
+end
+
+-- Adds to a count in a hash; answers what it is then.
+local function add_to(hash, field, many)
+  many = tonumber(many)
+  local count = redis.pcall('HINCRBY', hash, field, many)
+  if type(count) == 'number' and count >= many and count < FURTHEST then return count end
+  redis.call('HSET', hash, field, many)
+  return many
+end
+
+-- Gives out so many numbers of turns, claims and forgets; answers the last one. They always grow: where the
+-- counter is gone, or none of ours, it goes on from the time in microseconds, which no count has come to.
+local function numbers(key, many)
+  local last = redis.pcall('INCRBY', key, many)
+  if type(last) == 'number' and last > many and last < FURTHEST then return last end
+  local t = redis.call('TIME')
+  last = t[1] * 1000000 + t[2] + many
+  redis.call('SET', key, string.format('%d', last))
+  return last
+end
+
 -- A conversation's waiting turns: when the first and the last came, how many, their document ids in order.
 local function waiting_of(text)
   local first, last, count, documents = string.match(text, '^(%d+) (%d+) (%d+) (.*)$')
@@ -90,11 +136,12 @@ local function cancel_turn(job, was_dead, now, ttl_s)
   if redis.call('EXISTS', job) == 0 then return end
   redis.call('HSET', job, 'cancelled', 1)
   if was_dead then
-    if redis.call('HINCRBY', job, 'failed', -1) <= 0 then redis.call('HDEL', job, 'failed') end
+    if add_to(job, 'failed', -1) <= 0 then redis.call('HDEL', job, 'failed') end
   else
-    redis.call('HINCRBY', job, 'left', -1)
+    add_to(job, 'left', -1)
   end
-  if tonumber(redis.call('HGET', job, 'left') or '0') > 0 or redis.call('HEXISTS', job, 'failed') == 1 then return end
+  local left, failed = unpack(redis.call('HMGET', job, 'left', 'failed'))
+  if (count_of(left) or 0) > 0 or (count_of(failed) or 0) > 0 then return end
   redis.call('HSET', job, 'status', 'cancelled', 'reason', '', 'finished_ms', now)
   if ttl_s then redis.call('EXPIRE', job, ttl_s) end
 end
@@ -119,10 +166,4 @@ local function add_letter(found, dead, dead_of_prefix, marks_prefix, job_prefix,
   for _, part in ipairs({document, redis.call('HGET', dead_of, document) or '', letter}) do
     found[#found + 1] = part
   end
-end
-
--- So many turns no longer wait. Nothing is left behind when none do; a count that a fault has made too small
--- never falls below none.
-local function count_off(waiting, gone)
-  if gone > 0 and redis.call('DECRBY', waiting, gone) <= 0 then redis.call('DEL', waiting) end
 end

@@ -19,7 +19,7 @@ redis.call('HSET', KEYS[1], bank, token)
 redis.call('ZADD', KEYS[2], now + ARGV[3], bank)
 
 -- What was accepted under a smaller number is no longer known: the same words are new words.
-local number = redis.call('INCR', KEYS[3])
+local number = string.format('%d', numbers(KEYS[3], 1))
 local meant = {}
 if kind == 'all' then
   redis.call('DEL', KEYS[10])
@@ -95,10 +95,11 @@ if taken > 0 then
   local all = redis.call('HGETALL', KEYS[5])
   for i = 1, #all, 2 do
     local first, last, count, documents = waiting_of(all[i + 1])
-    local staying = staying_of(documents)
-    if #staying == 0 then
+    -- What cannot be read stays: it has the bank looked at, and the next one who takes puts it right.
+    local staying = documents and staying_of(documents)
+    if staying and #staying == 0 then
       redis.call('HDEL', KEYS[5], all[i])
-    elseif #staying < count then
+    elseif staying and #staying < count then
       redis.call('HSET', KEYS[5], all[i], waiting_text(first, last, #staying, table.concat(staying, ' ')))
     end
   end
@@ -106,12 +107,14 @@ end
 
 local batch = redis.call('HMGET', KEYS[6], 'id', 'round', 'solo', 'documents')
 if batch[1] then
-  local staying, documents = staying_of(batch[4]), 0
-  for _ in string.gmatch(batch[4], '%S+') do documents = documents + 1 end
+  local listed, documents = batch[4] or '', 0
+  local staying = staying_of(listed)
+  for _ in string.gmatch(listed, '%S+') do documents = documents + 1 end
   if #staying < documents then
     -- Its operation may be on its way to Hindsight; what is left has to go under an id that is not known there.
-    local first = string.match(batch[4], '%S+')
-    redis.call('HSET', KEYS[11], table.concat({'operation', batch[1], batch[2], batch[3], first}, ' '), 1)
+    local operation = string.format('operation %s %d %d %s', batch[1], count_of(batch[2]) or 0,
+      count_of(batch[3]) or 0, string.match(listed, '%S+'))
+    redis.call('HSET', KEYS[11], operation, 1)
     if #staying == 0 then
       redis.call('DEL', KEYS[6])
     else
@@ -126,8 +129,8 @@ end
 -- Until this forget has ended, its repetitions add up, and know which operations to look for.
 local label = kind .. ' ' .. (ARGV[10] or '')
 local answer = {
-  redis.call('HINCRBY', KEYS[11], 'turns ' .. label, pending),
-  redis.call('HINCRBY', KEYS[11], 'jobs ' .. label, jobs),
+  add_to(KEYS[11], 'turns ' .. label, pending),
+  add_to(KEYS[11], 'jobs ' .. label, jobs),
 }
 redis.call('EXPIRE', KEYS[11], ARGV[5])
 for _, field in ipairs(redis.call('HKEYS', KEYS[11])) do

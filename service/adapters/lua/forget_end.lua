@@ -7,7 +7,9 @@ local all = redis.call('HGETALL', KEYS[2])
 for i = 1, #all, 2 do
   local operation = string.match(all[i], '^operation (.+)$')
   if operation then redis.call('HSET', KEYS[2], 'fenced ' .. operation, now) end
-  local is_recent = string.match(all[i], '^fenced ') and now - tonumber(all[i + 1]) < tonumber(ARGV[3]) * 1000
+  -- Nobody knows how old what cannot be read is: it stays until all of them go.
+  local since = count_of(all[i + 1]) or now
+  local is_recent = string.match(all[i], '^fenced ') and now - since < tonumber(ARGV[3]) * 1000
   kept = kept or operation or is_recent
   if not is_recent then redis.call('HDEL', KEYS[2], all[i]) end
 end

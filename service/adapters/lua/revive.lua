@@ -10,7 +10,7 @@ local function listed_with(documents, document, number)
   local before, after = {}, {}
   for other in string.gmatch(documents or '', '%S+') do
     local turn = redis.call('HGET', KEYS[3], other)
-    local part = turn and head_of(turn) > number and after or before
+    local part = turn and (head_of(turn) or 0) > number and after or before
     part[#part + 1] = other
   end
   before[#before + 1] = document
@@ -23,11 +23,11 @@ local function revive_job(job_id, tenant, accepted, number, document)
   if redis.call('EXISTS', job) == 0 then
     redis.call('HSET', job, 'tenant', tenant, 'bank', bank, 'accepted_ms', accepted, 'left', 0, 'kept', 0,
       'number', string.format('%d', number), 'document', document)
-  elseif redis.call('HINCRBY', job, 'failed', -1) <= 0 then
+  elseif add_to(job, 'failed', -1) <= 0 then
     redis.call('HDEL', job, 'failed', 'reason')
   end
   redis.call('HSET', job, 'status', 'queued')
-  redis.call('HINCRBY', job, 'left', 1)
+  add_to(job, 'left', 1)
   redis.call('HDEL', job, 'finished_ms')
   redis.call('EXPIRE', job, ARGV[3])
 end
@@ -40,9 +40,13 @@ for i = 7, #ARGV do
     local number, accepted, job_id, conversation = head_of(turn)
     local first, last, count, documents = accepted, accepted, 0, nil
     local before = redis.call('HGET', KEYS[4], conversation)
-    if before then first, last, count, documents = waiting_of(before) end
+    if before then
+      local since, latest, many, listed = waiting_of(before)
+      -- What cannot be read lists nothing.
+      if since then first, last, count, documents = since, latest, many, listed end
+    end
     redis.call('HSET', KEYS[3], document, turn)
-    redis.call('INCR', KEYS[8])
+    count_on(KEYS[8], 1)
     first, last, count = math.min(first, accepted), math.max(last, accepted), count + 1
     redis.call('HSET', KEYS[4], conversation,
       waiting_text(first, last, count, listed_with(documents, document, number)))

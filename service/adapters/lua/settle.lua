@@ -11,13 +11,13 @@ local ended, gone = {}, 0
 
 local function account(job, kept)
   if redis.call('EXISTS', job) == 0 then return end
-  redis.call('HINCRBY', job, 'kept', kept)
+  add_to(job, 'kept', kept)
   if is_failed then
-    redis.call('HINCRBY', job, 'failed', 1)
+    add_to(job, 'failed', 1)
     redis.call('HSET', job, 'reason', ARGV[5])
   end
-  if redis.call('HINCRBY', job, 'left', -1) > 0 then return end
-  local failed = tonumber(redis.call('HGET', job, 'failed') or '0') > 0
+  if add_to(job, 'left', -1) > 0 then return end
+  local failed = (count_of(redis.call('HGET', job, 'failed')) or 0) > 0
   local unhurt = redis.call('HEXISTS', job, 'cancelled') == 1 and 'cancelled' or 'done' -- part of it was forgotten
   redis.call('HSET', job, 'status', failed and 'failed' or unhurt, 'finished_ms', now)
   if not failed then redis.call('HSET', job, 'reason', '') end

@@ -19,10 +19,24 @@ local function turns_of(documents)
   return found
 end
 
+-- The fields of the frozen batch; counts that are none are begun anew.
+local function batch_with_counts()
+  local is_whole, fields = {}, redis.call('HGETALL', KEYS[4])
+  for i = 1, #fields, 2 do is_whole[fields[i]] = count_of(fields[i + 1]) ~= nil end
+  local is_mended = false
+  for _, name in ipairs({'attempts', 'tries', 'looks', 'round', 'solo', 'processing_ms', 'frozen_ms'}) do
+    if not is_whole[name] then
+      redis.call('HSET', KEYS[4], name, name == 'frozen_ms' and now or 0)
+      is_mended = true
+    end
+  end
+  return is_mended and redis.call('HGETALL', KEYS[4]) or fields
+end
+
 local frozen = redis.call('HGET', KEYS[4], 'documents')
 if frozen then
   local turns = turns_of(frozen)
-  if #turns > 0 then return {redis.call('HGETALL', KEYS[4]), turns, now} end
+  if #turns > 0 then return {batch_with_counts(), turns, now} end
   redis.call('DEL', KEYS[4])
 end
 
