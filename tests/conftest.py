@@ -6,13 +6,19 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.schedule import Schedule, rank_of
 from tests.support import RedisServer, valkey
 
 # Run under `nohup`, what the tests start would take a closed terminal for nothing.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+# Hundreds of processes of ours start, and each would compile every module anew, for seconds of a processor.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # Nothing here speaks TLS to the world, and each HTTP client would load all the world's authorities anew, for
 # 28 ms of a processor: one that has signed nothing does. What the variable said before is kept for tests that
@@ -32,6 +38,21 @@ if sys.version_info < (3, 12):
 
 # Failed checks of the stand-in show their values.
 pytest.register_assert_rewrite("tests.fakes.hindsight_checks")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files first."""
+    items.sort(key=lambda item: rank_of(item.nodeid))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Schedule | None:
+    """In that order, and not by the number of tests."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    config.option.loadscopereorder = False
+    return Schedule(config, log)
 
 
 @pytest.fixture(scope="session")

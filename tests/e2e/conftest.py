@@ -105,20 +105,6 @@ def clean_environment() -> Mapping[str, str]:
     }
 
 
-@pytest.fixture(scope="session")
-async def stack(anyio_backend: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
-    """A stack without a language model: turns are kept word for word."""
-    folder = tmp_path_factory.mktemp("stack") / "data"
-    async with running_stack(folder, MEMORY_QUIET_S="0.5") as running:
-        yield running
-
-
-@pytest.fixture
-def hindsight_url(stack: Stack) -> str:
-    """The real Hindsight."""
-    return stack.hindsight_url
-
-
 @asynccontextmanager
 async def running_llm(folder: Path) -> AsyncIterator[str]:
     """A process with the deterministic fake language model; its URL, without /v1."""
@@ -139,6 +125,31 @@ async def running_llm(folder: Path) -> AsyncIterator[str]:
         yield url
     finally:
         await llm.stop()
+
+
+@pytest.fixture(scope="session")
+async def stack(anyio_backend: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
+    """A stack with a (fake) language model behind `/v1` alone: turns are kept word for word."""
+    folder = tmp_path_factory.mktemp("stack")
+    async with (
+        running_llm(folder) as url,
+        running_stack(
+            folder / "data",
+            MEMORY_QUIET_S="0.5",
+            # Chats cannot say how long they have; the machine may be busy.
+            MEMORY_RECALL_DEADLINE_MS="8000",
+            MEMORY_GATEWAY_MODEL="openai/fake-model",
+            MEMORY_GATEWAY_API_KEY="fake-key-0123456789",
+            MEMORY_GATEWAY_BASE_URL=f"{url}/v1",
+        ) as running,
+    ):
+        yield running
+
+
+@pytest.fixture
+def hindsight_url(stack: Stack) -> str:
+    """The real Hindsight."""
+    return stack.hindsight_url
 
 
 @dataclass

@@ -1,13 +1,12 @@
 """The template whose model remembers, in Dify's engine against a whole stack: only the model is a fake."""
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 from service.policy.dify_template import LANGUAGES, render
 from service.policy.dify_texts import Language
 
-from tests.e2e.conftest import Stack, running_llm, running_stack
+from tests.e2e.conftest import Stack
 from tests.fakes.dify_engine import DifyEngine
 from tests.fakes.dify_openai import ProviderModel
 from tests.support import wait_until
@@ -18,24 +17,6 @@ FACTS: dict[Language, tuple[str, str, str]] = {
     "en": ("I live in Lisbon and work as a nurse.", "Where do I live?", "Lisbon"),
     "zh": ("我住在杭州，是一名后端工程师。", "我住在哪里？", "杭州"),
 }
-
-
-@pytest.fixture(scope="module")
-async def chat_stack(anyio_backend: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
-    """A stack with the fake language model behind `/v1`; turns are kept word for word."""
-    folder = tmp_path_factory.mktemp("chat-stack")
-    async with (
-        running_llm(folder) as url,
-        running_stack(
-            folder / "data",
-            MEMORY_QUIET_S="0.5",
-            MEMORY_RECALL_DEADLINE_MS="8000",
-            MEMORY_GATEWAY_MODEL="openai/fake-model",
-            MEMORY_GATEWAY_API_KEY="fake-key-0123456789",
-            MEMORY_GATEWAY_BASE_URL=f"{url}/v1",
-        ) as running,
-    ):
-        yield running
 
 
 async def stored(stack: Stack, user: str) -> list[str]:
@@ -50,9 +31,9 @@ async def stored(stack: Stack, user: str) -> list[str]:
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-async def test_a_chat_remembers_one_and_not_another(chat_stack: Stack, language: Language) -> None:
+async def test_a_chat_remembers_one_and_not_another(stack: Stack, language: Language) -> None:
     fact, asked, word = FACTS[language]
-    connection = chat_stack.connection
+    connection = stack.connection
     model = ProviderModel(base_url=f"{connection.url}/v1", key=connection.api_key)
     await asyncio.to_thread(model.check)
     engine = DifyEngine(render("chatflow-openai", language), {}, model)
@@ -66,10 +47,10 @@ async def test_a_chat_remembers_one_and_not_another(chat_stack: Stack, language:
 
     me, other = f"0b0e6a5c-8a0e-4d3c-9a39-{language}", f"5d1c7a52-3f0e-4f0f-9f6b-{language}"
     assert word not in await say(fact, me, "c-1")
-    assert [word in text for text in await stored(chat_stack, me)] == [True]
+    assert [word in text for text in await stored(stack, me)] == [True]
     assert word in await say(asked, me, "c-2")
     assert word not in await say(asked, other, "c-3")
-    mine = await stored(chat_stack, me)
+    mine = await stored(stack, me)
     assert len(mine) == 2
     assert not any("ping" in text for text in mine)
-    assert not any(word in text for text in await stored(chat_stack, other))
+    assert not any(word in text for text in await stored(stack, other))
