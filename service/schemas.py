@@ -314,7 +314,9 @@ class JobReply(BaseModel):
 
     job_id: str
     status: Literal["queued", "waiting", "retaining", "done", "failed", "cancelled"]
-    memories_kept: int
+    memories_kept: int | None = Field(
+        description="How many memories were made so far; null: the memory engine did not tell."
+    )
     reason: str
     accepted_at: str
     finished_at: str | None

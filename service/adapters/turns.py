@@ -225,14 +225,18 @@ class TurnsLog:
         self,
         claim: Claim,
         batch: Batch,
-        kept: Mapping[DocumentId, int],
+        kept: Mapping[DocumentId, int | None],
         *,
         outcome: Literal["done", "failed"],
         reason: str,
         job_ttl_s: int,
     ) -> None:
-        """End the turns in `kept` (document → memories kept): forgotten, or moved to the dead letters."""
+        """End the turns in `kept` (document → memories kept): forgotten, or moved to the dead letters.
+
+        None: how many memories were kept is not known; then the job's count is not known either.
+        """
         ended = [turn for turn in batch.turns if turn.document_id in kept]
+        told = {document: "" if count is None else count for document, count in kept.items()}
         await self._redis.run_held(
             "settle",
             [
@@ -251,7 +255,7 @@ class TurnsLog:
                 outcome,
                 reason,
                 job_ttl_s,
-                *(value for turn in ended for value in (turn.document_id, kept[turn.document_id])),
+                *(value for turn in ended for value in (turn.document_id, told[turn.document_id])),
             ],
         )
 

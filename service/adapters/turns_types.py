@@ -83,13 +83,16 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """State of the storing of one request; times are Unix milliseconds, None: not yet."""
+    """State of the storing of one request; times are Unix milliseconds, None: not yet.
+
+    `memories_kept` is None where it is not known how many there are of some turn that is stored.
+    """
 
     job_id: JobId
     tenant: str
     bank: BankId
     status: JobStatus
-    memories_kept: int
+    memories_kept: int | None
     reason: str
     accepted_ms: int
     finished_ms: int | None
@@ -194,7 +197,7 @@ def job_of(job_id: JobId, fields: Mapping[str, str]) -> Job | None:
         tenant=fields["tenant"],
         bank=BankId(fields["bank"]),
         status=cast("JobStatus", fields["status"]),
-        memories_kept=value_of(fields.get("kept")),
+        memories_kept=None if "kept_unknown" in fields else value_of(fields.get("kept")),
         reason=fields.get("reason", ""),
         accepted_ms=int(fields["accepted_ms"]),
         finished_ms=int(finished) if finished else None,

@@ -65,7 +65,8 @@ async def _remembered(
     if status != "done":
         facts = {"state": status, "seconds": f"{patience_s:g}"}
         return Finding("round_trip", "fail", "not_stored", facts)
-    if not state.get("memories_kept"):
+    # Where it is not known the recall shows it.
+    if state.get("memories_kept") == 0:
         return Finding("round_trip", "warn", "kept_nothing")
     asked = {"query": _ASKED, "conversation_id": f"{user}-second"}
     recalled = await client.ask_for("POST", "/memory/recall", 200, user_id=user, **asked)

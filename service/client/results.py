@@ -48,11 +48,11 @@ class Added:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """How the storing of a turn stands; times are ISO 8601."""
+    """How the storing of a turn stands; times are ISO 8601, `memories_kept` is None if it is not known."""
 
     job_id: str
     status: Literal["queued", "waiting", "retaining", "done", "failed", "cancelled"]
-    memories_kept: int
+    memories_kept: int | None
     reason: str
     accepted_at: str
     finished_at: str | None

@@ -4,7 +4,8 @@ One call of the language model per frozen batch. Its vetted result is kept with 
 is stored, and the documents it becomes are named after their turn, so that every repetition (a lost reply,
 a killed worker, another worker) stores the same memories and asks nobody twice. What is outdated is
 invalidated, which can be undone, only once the new memories are stored and before anybody is told. A turn
-that has also come to Hindsight past the log, word for word, is taken away then: its memories say it.
+that has also come to Hindsight past the log, word for word, is taken away then: its memories say it. Where
+Hindsight extracts it would find nothing to do for words that it holds, so that these have to go first.
 
 A model that fails leaves the batch waiting. After `max_tries` failures in a row the turns are kept word for
 word, or put aside, as configured; at once when the model refuses just these words. A model that is not asked,
@@ -32,6 +33,7 @@ from service.errors import (
     LlmRejected,
     LlmUnavailable,
 )
+from service.memory.words import words_in_the_way
 from service.metrics import Metrics
 from service.policy.bank_config import Mode
 from service.policy.extraction import SCHEMA_NAME, Known, Spoken, prompt, schema, spoken
@@ -41,7 +43,7 @@ from service.policy.kinds import IMPORTANCE, KIND_TAG, SUBJECT, KeepPolicy, impo
 from service.policy.ranking import has_word, keep_tail
 from service.policy.small_talk import is_small_talk
 from service.policy.takeover import is_instruction_like
-from service.scope import BankId, DocumentId, fact_document_of, turn_digest
+from service.scope import BankId, DocumentId, OperationId, fact_document_of, turn_digest
 from service.settings import Settings
 
 _log = logging.getLogger(__name__)
@@ -53,6 +55,8 @@ _RECALL_S = 5.0
 # The same question gets the same answer: one that cannot be used is not worth many more tries.
 _UNUSABLE_TRIES = 2
 _SUPERSEDED = "superseded by a newer memory"
+# What is left of a batch whose operation is over: nothing; words that Hindsight may still write; all of it.
+Finish = Literal["done", "runs", "again"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +98,11 @@ class Prepared:
     superseded: tuple[tuple[str, str], ...] = ()
     vetted_documents: tuple[DocumentId, ...] = ()
     superfluous: tuple[DocumentId, ...] = ()
+
+    @property
+    def vetted_texts(self) -> dict[DocumentId, str]:
+        """What is sent of the documents from which Hindsight extracts."""
+        return {one.document_id: one.text for one in self.items if one.document_id in self.vetted_documents}
 
 
 class Extractor:
@@ -146,17 +155,24 @@ class Extractor:
             await self._turns.note_prepared(claim, batch, _written(kept, group))
         return _prepared(kept, group, verbatim, worth)
 
-    async def finish(self, bank: BankId, prepared: Prepared) -> bool:
+    async def finish(self, bank: BankId, prepared: Prepared, repeatable: OperationId | None = None) -> Finish:
         """Invalidate what the stored memories make outdated, or what was extracted and is not to be kept.
 
-        And delete what is superfluous; False while Hindsight may still write it. May, and then must, be
+        And delete what is superfluous; `runs` while Hindsight may still write it. `again`: words that had
+        come past the log were in the way, so that the batch has to be stored once more, under another
+        operation id than `repeatable` (None: it cannot) and after `make_way`. May, and then must, be
         repeated. Raises `HindsightUnavailable`, and `HindsightRejected` where lists are refused.
         """
         for memory_id, digest in prepared.superseded:
             if await self._says_the_same(bank, memory_id, digest):
                 await self._invalidate(bank, memory_id, _SUPERSEDED)
-        for document in prepared.vetted_documents:
-            for fact in await self._curate.facts_of(bank, document):
+        found = {one: await self._curate.facts_of(bank, one) for one in prepared.vetted_documents}
+        in_the_way: list[DocumentId] = []
+        if repeatable is not None:
+            texts = prepared.vetted_texts
+            in_the_way = await words_in_the_way(self._hindsight, bank, repeatable, texts, found)
+        for document, facts in found.items():
+            for fact in () if document in in_the_way else facts:
                 kind, importance = kind_of(fact.tags), importance_of(fact.metadata, fact.tags)
                 reason = self._options.policy.why_dropped(kind, importance)
                 if not reason and is_instruction_like(fact.text):
@@ -164,7 +180,8 @@ class Extractor:
                 self._metrics.facts.labels(reason or "kept").inc()
                 if reason:
                     await self._invalidate(bank, fact.id, f"not kept: {reason}")
-        return await self._drop_words(bank, prepared.superfluous)
+        is_over = await self._drop_words(bank, prepared.superfluous)
+        return "again" if in_the_way else "done" if is_over else "runs"
 
     async def _says_the_same(self, bank: BankId, memory_id: str, before: str) -> bool:
         """Whether a memory is still what was found outdated: one that was corrected meanwhile is not."""

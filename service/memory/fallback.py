@@ -4,7 +4,9 @@ The documents are those of the turns, so that a turn which reached both (the log
 is one document with one text. Where a language model makes memories of turns, these have documents
 of their own, and the worker deletes the turn's own one once they are stored, after the end of the
 operation that writes it. Only a repetition that comes this way after all that is kept beside them.
-What differs: nothing is debounced, and the order inside a conversation is that of the calls.
+What differs: nothing is debounced, the order inside a conversation is that of the calls, and nobody makes
+memories of them. Nothing here could vet what a model makes, so that they are kept word for word even where
+Hindsight extracts; where such a turn reaches the log as well, the worker has it extracted after all.
 
 Its job ids cannot be kept anywhere. They are tickets: bank and operation, sealed for the tenant.
 """
@@ -79,10 +81,10 @@ class Fallback:
             operation = operation_of("direct", documents, str(number))
             state = await self._hindsight.operation_state(bank, operation)
             if state.status == "not_found":
-                await self._hindsight.make_bank(bank, tenant)
+                await self._hindsight.make_bank(bank, tenant, for_verbatim=True)
                 now = datetime.now(UTC).isoformat()
                 items = [turn_item(turns, place, conversation, now) for place in range(len(turns))]
-                await self._hindsight.retain(bank, items, operation)
+                await self._hindsight.retain(bank, items, operation, is_verbatim=True)
                 return Sent("queued", self._ticket(tenant, bank, operation))
             if await self._still_holds(bank, turns, state):
                 return Sent("duplicate", self._ticket(tenant, bank, operation))

@@ -14,7 +14,7 @@ import asyncio
 import logging
 import random
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from time import monotonic
@@ -159,7 +159,7 @@ class Storer:
         """Store one batch, or the first turn of a solo one; None: go on, else seconds until the next try."""
         group = batch.turns[:1] if batch.is_solo else batch.turns
         started = monotonic()
-        kept: dict[DocumentId, int] | None = None
+        kept: Mapping[DocumentId, int | None] | None = None
         tenant = await self._tenant_of(batch)
         extractor = self._extractors.of(tenant)
         try:
@@ -213,9 +213,9 @@ class Storer:
         job = await self._turns.job(batch.turns[0].job_id)
         return (job.tenant or None) if job else None
 
-    async def _count(self, bank: BankId, group: Sequence[Turn]) -> dict[DocumentId, int]:
-        """Memories made of each turn; a count that cannot be had now is 0, it is information only."""
-        kept = {turn.document_id: 0 for turn in group}
+    async def _count(self, bank: BankId, group: Sequence[Turn]) -> Mapping[DocumentId, int | None]:
+        """Memories made of each turn; None where it cannot be had now, as it is information only."""
+        kept: dict[DocumentId, int | None] = {turn.document_id: None for turn in group}
         left = list(kept)
 
         async def count_some() -> None:
@@ -278,7 +278,7 @@ class Storer:
         self,
         claim: Claim,
         batch: Batch,
-        kept: dict[DocumentId, int],
+        kept: Mapping[DocumentId, int | None],
         outcome: Literal["done", "failed"],
         reason: str,
     ) -> None:

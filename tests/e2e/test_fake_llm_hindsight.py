@@ -10,7 +10,10 @@ from typing import Any, Protocol
 import httpx
 import pytest
 from hindsight_client import Hindsight
+from service.scope import bank_of
 
+from tests.integration.conftest import run_api, settings_for
+from tests.integration.edge import checked
 from tests.support import wait_until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.hindsight]
@@ -177,3 +180,40 @@ async def test_a_model_that_answers_garbage_once_is_asked_again(
     (await llm.post("/control", json=fault)).raise_for_status()
     await say(client, bank_id, "用户：我住在北京", "2026-01-01T10:00:00Z")
     assert await facts(client, bank_id) == ["用户住在北京"]
+
+
+@pytest.mark.parametrize("mode", ["hindsight", "auto"])
+async def test_a_turn_that_went_past_a_dead_redis_is_its_own_words(
+    llm_stack: LlmStack, client: Any, llm: httpx.AsyncClient, mode: str
+) -> None:
+    user = uuid.uuid4().hex
+    bank, words = bank_of("default", user), "User: I live in Hangzhou\nAssistant: Nice."
+    settings = settings_for(
+        "redis://127.0.0.1:1/0", llm_stack.hindsight_url, extraction=mode, retain_timeout_s=20
+    )
+    async with run_api(settings) as api:
+
+        async def is_accepted() -> bool:
+            # A busy machine may need more than its two seconds for a new bank.
+            return (await api.add(user, "I live in Hangzhou", "Nice.", turn_id="t1")).status_code == 202
+
+        await wait_until(is_accepted, "the turn is accepted", timeout_s=30)
+        job_id = checked(await api.add(user, "I live in Hangzhou", "Nice.", turn_id="t1"), 202)["job_id"]
+        job = await api.job(job_id, wait_s=30)
+        assert job["status"] == "done", job
+        await until_consolidated(client, bank)
+        assert "extraction" not in await kinds(llm)
+        assert await facts(client, bank) == [words]
+        assert await facts(client, bank, "observation") == []
+        [memory] = checked(await api.recall(user, "Hangzhou", timeout_ms="8000"), 200)["memories"]
+        assert memory["text"] == " ".join(words.split())
+    # The same words, as the worker sends them, are no work for Hindsight until these are gone.
+    [document] = (await client.documents.list_documents(bank)).items
+    [said] = (await client.alist_memories(bank, type="world")).items
+    again = {"document_id": document.id, "tags": said.tags, "observation_scopes": "shared"}
+    await client.aretain(bank, words, **again)
+    assert await facts(client, bank) == [words]
+    await client.documents.delete_document(bank, document.id)
+    await client.aretain(bank, words, **again)
+    assert await facts(client, bank) == ["The user lives in Hangzhou"]
+    await client.adelete_bank(bank)

@@ -249,7 +249,9 @@ class Store:
             return 0
         if not appends:
             bank.drop_memories(memory.id for memory in bank.memories_of(document_id))
-        facts = self.extract(item) if extracts else []
+        strategy = (bank.setting("retain_strategies") or {}).get(item.get("strategy"), {})
+        extract = verbatim if strategy.get("retain_extraction_mode") == "chunks" else self.extract
+        facts = extract(item) if extracts else []
         timestamp = item.get("timestamp")
         for fact in facts:
             index = len(bank.memories_of(document_id))

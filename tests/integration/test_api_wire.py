@@ -88,6 +88,20 @@ async def test_a_job_reply_has_exactly_the_documented_fields(api: Api, workshop:
     assert done["accepted_at"] == job["accepted_at"] <= done["finished_at"]
 
 
+async def test_a_count_that_is_not_known_is_null(
+    api: Api, workshop: Workshop, stand_in: HindsightStandIn, user: str
+) -> None:
+    stand_in.fail("document", "status", status=503)
+    job_id = checked(await api.add(user, TEXT), 202)["job_id"]
+    await workshop.work()
+    job = checked(await api.client.get(f"/memory/jobs/{job_id}"), 200)
+    assert (job["status"], job["memories_kept"], job["reason"]) == ("done", None, "")
+    document: Any = (await api.client.get("/openapi.json")).json()
+    kept = document["components"]["schemas"]["JobReply"]["properties"]["memories_kept"]
+    assert kept["anyOf"] == [{"type": "integer"}, {"type": "null"}]
+    assert "null" in kept["description"]
+
+
 async def test_waiting_for_a_job_that_does_not_end_ends_itself(shared: Api, user: str) -> None:
     job_id = checked(await shared.add(user, TEXT), 202)["job_id"]
     job = checked(await shared.client.get(f"/memory/jobs/{job_id}", params={"wait_s": "0.05"}), 200)

@@ -124,6 +124,17 @@ async def test_the_blocking_client_does_the_same(api: Api, workshop: Workshop) -
         assert (await in_thread(lambda: memory.forget("ana", all=True))).verified
 
 
+async def test_a_count_that_the_service_does_not_know_is_none(
+    api: Api, workshop: Workshop, stand_in: HindsightStandIn
+) -> None:
+    stand_in.fail("document", "status", status=503)
+    async with AsyncMemoryClient(api.url, KEY) as memory:
+        added = await memory.add("ana", user_message=FACT)
+        await settle(workshop)
+        job = await memory.wait(added.job_id, timeout_s=20)
+        assert (job.status, job.memories_kept) == ("done", None)
+
+
 async def test_a_job_that_takes_too_long_is_told_as_it_stands(api: Api) -> None:
     async with AsyncMemoryClient(api.url, KEY) as memory:
         added = await memory.add("ana", user_message=FACT)

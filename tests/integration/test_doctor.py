@@ -309,6 +309,14 @@ async def test_what_is_stored_but_not_found(double: ServiceDouble, url: str) -> 
     assert _codes(await _examine(url), "fail") == ["not_recalled"]
 
 
+async def test_a_count_that_is_not_known_is_no_fault(double: ServiceDouble, url: str) -> None:
+    double.job.update(memories_kept=None)
+    report = await _examine(url)
+    assert {finding["status"] for finding in report["findings"]} == {"ok"}, report
+    double.canned["/memory/recall"] = Canned(200, {"memories": [], "degraded": False})
+    assert _codes(await _examine(url), "fail") == ["not_recalled"]
+
+
 async def test_a_degraded_recall(double: ServiceDouble, url: str) -> None:
     body = {"memories": [{"text": "peanuts"}], "degraded": True, "reason": "hindsight_unavailable"}
     double.canned["/memory/recall"] = Canned(200, body)

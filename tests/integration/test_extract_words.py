@@ -80,6 +80,11 @@ async def test_the_words_of_other_turns_stay(scene: Scene) -> None:
 # --- Outdated words -------------------------------------------------------------------------------------
 async def test_words_that_say_one_thing_become_outdated(scene: Scene) -> None:
     await send_past_the_log(scene, turn_of(scene, "用户：我在杭州做后端\n助手：好的"))
+
+    async def are_stored() -> bool:
+        return bool(scene.texts)
+
+    await wait_until(are_stored, "the words are stored")
     await scene.tell("我搬到上海了")
     [text] = scene.texts
     assert "上海" in text

@@ -89,7 +89,7 @@ async def end_all(log: TurnsLog, redis: Redis, outcome: str = "done") -> list[st
     return texts
 
 
-async def status(log: TurnsLog, job_id: JobId) -> tuple[str, int]:
+async def status(log: TurnsLog, job_id: JobId) -> tuple[str, int | None]:
     job = await log.job(job_id)
     assert job is not None
     return job.status, job.memories_kept

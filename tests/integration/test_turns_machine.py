@@ -319,6 +319,7 @@ class LogMachine(RuleBasedStateMachine):
             job = await self.log.job(JobId(job_id))
             assert job is not None
             assert job.status in ("done", "failed")
+            assert job.memories_kept is not None
             assert job.memories_kept <= len(texts) or job.status == "failed"
         keys = {key async for key in self.redis.scan_iter(match="*")}
         expiring = ("mem:job:", "mem:seen:", keyspace.OLDEST_BATCH, keyspace.OLDEST_TURN)

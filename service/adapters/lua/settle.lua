@@ -1,7 +1,7 @@
 -- Ends turns of a batch: stored ones are forgotten, dead ones move to the dead letters.
 -- KEYS: claims, turns, batch, dead, dead of the bank, waiting, then the job of each turn
 -- ARGV: bank, token, batch id, 'done' or 'failed', reason, job TTL s,
---       then document id and memories kept of each turn
+--       then document id and memories kept ('': not known) of each turn
 if not holds(KEYS[1], ARGV[1], ARGV[2]) then return 'lost' end
 although_full(KEYS[1])
 if redis.call('HGET', KEYS[3], 'id') ~= ARGV[3] then return 'gone' end
@@ -11,7 +11,7 @@ local ended, gone = {}, 0
 
 local function account(job, kept)
   if redis.call('EXISTS', job) == 0 then return end
-  add_to(job, 'kept', kept)
+  if kept == '' then redis.call('HSET', job, 'kept_unknown', 1) else add_to(job, 'kept', kept) end
   if is_failed then
     add_to(job, 'failed', 1)
     redis.call('HSET', job, 'reason', ARGV[5])
