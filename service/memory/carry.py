@@ -69,7 +69,7 @@ class _Line:
     tags: tuple[str, ...]
     metadata: Mapping[str, str]
     conversation: str
-    digest: str
+    identity: str
 
 
 async def export(bank: BankId, *, review: HindsightReview, log: TurnsLog) -> AsyncIterator[bytes]:
@@ -145,7 +145,7 @@ async def take_in(
     given = len(lines)
     if lines:
         has = await _digests(bank, review, log, redaction, kept)
-        lines = [line for line in lines if line.digest not in has]
+        lines = [line for line in lines if line.identity not in has]
     lines.sort(key=lambda line: datetime.fromisoformat(line.said_at) if line.said_at else datetime.now(UTC))
     accepted, duplicate = 0, given - len(lines)
     try:
@@ -170,7 +170,7 @@ async def _digests(
         found = set()
         for number, fields in enumerate(lines, 1):
             with contextlib.suppress(InvalidRequest):  # what others have put there comes in as it always did
-                found.add(_line(fields, number, redaction, kinds).digest)
+                found.add(_line(fields, number, redaction, kinds).identity)
         return found
 
     # The log first, as for an export.
@@ -184,10 +184,10 @@ async def _digests(
 async def _accept(line: _Line, *, tenant: str, bank: BankId, log: TurnsLog, settings: Settings) -> str:
     is_known = is_conversation_tag(line.conversation)
     conversation = ConversationId(line.conversation) if is_known else conversation_of(bank, "")
-    turn = turn_digest("import", line.digest)
+    turn = turn_digest("import", line.identity)
     status, _ = await log.accept(
         job_id=JobId(uuid.uuid4().hex),
-        seen=turn_digest("import", bank, line.digest),
+        seen=turn_digest("import", bank, line.identity),
         seen_ttl_s=settings.turn_id_ttl_s,
         tenant=tenant,
         bank=bank,
@@ -266,7 +266,7 @@ def _line(
         tags=tags,
         metadata=metadata,
         conversation=conversation,
-        digest=turn_digest(said, moment, conversation, labels),
+        identity=turn_digest(said, moment, conversation, labels),
     )
 
 

@@ -31,14 +31,14 @@ pytestmark = pytest.mark.anyio
 SECRET, OLD = "secret-of-64-characters-" + "s" * 40, "old-secret-of-64-characters-" + "o" * 40
 BANK = bank_of("default", "anne")
 TOKENS = UserTokens({"a": SECRET})
-GOOD = TOKENS.make("default", BANK, 600).text
+GOOD = TOKENS.make("default", BANK, 86_400).text
 LINKS = MeLinks({"a": SECRET})
 NOW_MS = int(time.time() * 1000)
 # Good ones, for another door each.
-LINK = LINKS.make("default", BANK, 600, NOW_MS).token
+LINK = LINKS.make("default", BANK, 86_400, NOW_MS).token
 VISIT, VISITED = LINKS.open(LINK)
 VIEW = LINKS.seal(VISITED, {})
-OPERATOR = AdminVisits("redis://127.0.0.1:1", [SECRET.encode()]).make("0" * 8, 600)[0]
+OPERATOR = AdminVisits("redis://127.0.0.1:1", [SECRET.encode()]).make("0" * 8, 86_400)[0]
 
 
 @pytest.fixture
@@ -195,7 +195,7 @@ async def test_every_wrong_link_and_visit_is_the_same_answer(settings: Settings)
         assert (await visited(proof)).status_code == 200
         as_links = {"a visit": VISIT, "what is kept": VIEW, "a user token": GOOD, "an operator": OPERATOR}
         as_visits = {"a link": LINK, "what is kept": VIEW, "a user token": GOOD, "an operator": OPERATOR}
-        old = MeLinks({"old": OLD}).make("default", BANK, 600, NOW_MS).token
+        old = MeLinks({"old": OLD}).make("default", BANK, 86_400, NOW_MS).token
         as_links["of a key that was taken away"] = old
         as_visits["of a key that was taken away"] = MeLinks({"old": OLD}).open(old)[0]
         checked(await api.client.post("/admin/me-links/end", json={"user_id": "anne"}), 200)

@@ -16,7 +16,7 @@ from service.settings import Settings
 OLD, NEW = "old-secret-of-more-than-32-characters", "new-secret-of-more-than-32-characters"
 TOKENS = UserTokens({"a": OLD})
 BANK = bank_of("acme", "alice@example.com")
-TOKEN = TOKENS.make("acme", BANK, 60).text
+TOKEN = TOKENS.make("acme", BANK, 86_400).text
 
 
 def refusal(token: str, tenant: str = "acme", tokens: UserTokens = TOKENS) -> str:
@@ -31,7 +31,7 @@ def signed(claims: dict[str, object], secret: str = OLD, kid: str = "a", algorit
 
 
 def good_claims(**changes: object) -> dict[str, object]:
-    return {"aud": "memory-user:acme", "sub": BANK, "exp": int(time()) + 60} | changes
+    return {"aud": "memory-user:acme", "sub": BANK, "exp": int(time()) + 86_400} | changes
 
 
 def test_a_token_names_its_users_bank_and_says_nothing_else_of_them() -> None:
@@ -84,9 +84,9 @@ def test_parts_of_two_tokens_make_no_third() -> None:
         jwt.encode(good_claims(), "", "none", headers={"kid": "a"}),
         signed(good_claims(aud="acme")),
         signed(good_claims(aud="another-purpose:acme")),
-        signed({"sub": BANK, "exp": int(time()) + 60}),
+        signed({"sub": BANK, "exp": int(time()) + 86_400}),
         signed({"aud": "memory-user:acme", "sub": BANK}),
-        signed({"aud": "memory-user:acme", "exp": int(time()) + 60}),
+        signed({"aud": "memory-user:acme", "exp": int(time()) + 86_400}),
         signed(good_claims(sub="alice@example.com")),
         signed(good_claims(sub="u-" + "0" * 47)),
         signed(good_claims(sub=BANK + "\n")),
