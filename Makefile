@@ -39,6 +39,7 @@ check: .venv/.dev ## Lint, types, layers; locks and generated files up to date
 	$(BIN)/python -m tests.locks
 	$(BIN)/python -m tests.audit
 	$(BIN)/python -m tests.readme
+	$(BIN)/python -m tests.sizes
 	$(BIN)/dify-memory openapi --check
 	$(BIN)/dify-memory templates --check --strict dify_templates/*.yml
 

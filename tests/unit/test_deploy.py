@@ -1,6 +1,5 @@
 """The files under `deploy/` fit the service, each other and what they promise."""
 
-import math
 import re
 import subprocess
 from pathlib import Path
@@ -15,6 +14,8 @@ from service.embedded import embeddings, hindsight
 from service.embedded.data_dir import DataDir
 from service.settings import Settings
 
+from tests import sizes
+from tests.bench import report
 from tests.deployment import CHART, DEPLOY, ROOT, chart_documents, compose, most, texts
 
 SERVICES: dict[str, dict[str, Any]] = compose()["services"]
@@ -349,27 +350,35 @@ def test_a_setting_of_one_role_is_named_once(name: str) -> None:
         assert both not in api + worker
 
 
+def test_the_sizes_are_those_that_were_measured() -> None:
+    for name in ("README.md", "README.zh.md"):
+        assert texts()[name] == sizes.rendered(name, report.numbers()), "run python -m tests.sizes --write"
+
+
 def test_the_sizes_follow_from_their_formulas() -> None:
     """1,000 recalls a second, 3 in 10 from the cache; 600 turns a second; a million users of 10 turns."""
-    r, h, t = 1000, 0.3, 600
-    api = [r * h * 0.0001, r * (1 - h) * 0.0042, t * 0.0007]
-    turns, answers = t * 1.1e3 / 1e9, r * (1 - h) * 3.3e3 / 1e9  # GB a second that they stay
-    cells = [
-        [f"{api[0]:.2f} "],
-        [f"{api[1]:.1f} "],
-        [f"{api[2]:.1f} "],
-        [f"{math.ceil(sum(api) / 0.6)}"],
-        [f"{math.ceil(t * 0.0086 / 0.6)} "],
-        [f"{200_000 * 1.2e3 / 1e9:.2f} GB", "200,000"],
-        [f"{round(turns * 7 * 86_400, -1):.0f} GB", f"{turns * 7200:.1f} GB"],
-        [f"{answers * 3600:.1f} GB", f"{answers * 300:.1f} GB"],
-        [f"{10 * 1e6 * 36e3 / 1e9:.0f} GB"],
-        [f"{r * (1 - h) * 0.06:.0f} "],
+    measured = {
+        "cpu_us_hit_unseen_bytes": 160,
+        "cpu_us_miss": 4240,
+        "cpu_us_add": 700,
+        "cpu_us_stored_turn": 8600,
+        "bytes_per_waiting_turn": 1180,
+        "bytes_per_stored_turn": 1100,
+        "bytes_per_cached_answer": 3300,
+        "postgres_bytes_per_turn": 36_400,
+        "recall_direct_ms_p50_banks_10000": 32.9,
+    }
+    wanted = [
+        ("0.16 ms", "0.048 cores"),
+        ("4.2 ms", "2.9 cores"),
+        ("0.7 ms", "0.42 cores"),
+        ("one core each", "6"),  # 3.4 at 60 %
+        ("8.6 ms", "9 processes"),  # 5.16 at 60 %
+        ("1.2 kB", "0.24 GB at 200,000"),
+        ("1.1 kB", "399 GB at 7 days, 4.8 GB at 2 hours"),
+        ("3.3 kB", "8.3 GB at 1 hour, 0.7 GB at 5 minutes"),
+        ("36 kB with its indexes", "360 GB at 10 turns a user"),
+        ("33 ms, asked one after the other", "39 cores"),  # 23.1 at 60 %
     ]
-    for name in ("README.md", "README.zh.md"):
-        [table] = re.findall(r"r · h · 0\.0001.*?(?=\n\n)", texts()[name], re.DOTALL)
-        rows = [line.split("|")[-2] for line in table.splitlines()]
-        assert len(rows) == len(cells)
-        for row, wanted in zip(rows, cells, strict=True):
-            for part in wanted:
-                assert part in f"{row} ", row
+    rows = [line.strip("| ").split(" | ") for line in sizes.table("README.md", measured).splitlines()[2:]]
+    assert [(row[1], row[3]) for row in rows] == wanted
