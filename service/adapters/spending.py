@@ -51,8 +51,9 @@ class Spending(RedisStore):
         """Add what one call has cost."""
         counts = {"micro_usd": round(usd * _MICRO), "tokens": tokens}
         async with self._errors():
-            pipe = self._redis.pipeline(transaction=True)
-            # What was paid for has to be stored: to ask again would cost as much again.
+            # What was paid for has to be stored: to ask again would cost as much again. One script is all or
+            # nothing by itself, and a full Redis 7 queues nothing in a transaction.
+            pipe = self._redis.pipeline(transaction=False)
             counters.add(pipe, _key(tenant), counts, ttl_s=_TTL_S, although_full=True)
             await pipe.execute()
 

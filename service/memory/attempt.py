@@ -28,7 +28,6 @@ from service.memory.extract import Extractor, Prepared
 from service.memory.hold import Hold
 from service.memory.outage import Outage
 from service.memory.turn_items import turn_item
-from service.memory.words import make_way
 from service.metrics import Metrics
 from service.scope import BankId, OperationId, operation_of
 
@@ -151,9 +150,6 @@ class Attempts:
             if batch.looks == 0 and prepared.items:
                 with span("make bank", "client"):
                     await self._make_bank(bank, tenant)
-                if batch.round:
-                    hold.check()
-                    await make_way(self._hindsight, bank, operation, prepared.vetted_texts)
                 # A forget takes the claim away first: a worker that was stopped meanwhile must not send.
                 hold.check()
                 await self._hindsight.retain(bank, prepared.items, operation)
@@ -161,13 +157,8 @@ class Attempts:
             if trouble is None:
                 hold.check()
                 is_stored = True
-                is_last = batch.attempts + 1 >= self._max_attempts
-                left = await extractor.finish(bank, prepared, None if is_last else operation)
-                if left == "runs":
+                if not await extractor.finish(bank, prepared, operation):
                     trouble = Trouble("runs", "Hindsight is still storing the same words.")
-                elif left == "again":
-                    reason = "Hindsight had stored the words past the queue."
-                    trouble = Trouble("counts", reason, needs_new_id=True, is_stored=True)
         except HindsightRejected as exc:
             if await self._outage.ask() and await self._is_welcome(bank, operation):
                 return Trouble("final", exc.detail, is_stored=is_stored)

@@ -5,7 +5,7 @@ is stored, and the documents it becomes are named after their turn, so that ever
 a killed worker, another worker) stores the same memories and asks nobody twice. What is outdated is
 invalidated, which can be undone, only once the new memories are stored and before anybody is told. A turn
 that has also come to Hindsight past the log, word for word, is taken away then: its memories say it. Where
-Hindsight extracts it would find nothing to do for words that it holds, so that these have to go first.
+Hindsight extracts it stays so (see `words`).
 
 A model that fails leaves the batch waiting. After `max_tries` failures in a row the turns are kept word for
 word, or put aside, as configured; at once when the model refuses just these words. A model that is not asked,
@@ -33,7 +33,7 @@ from service.errors import (
     LlmRejected,
     LlmUnavailable,
 )
-from service.memory.words import words_in_the_way
+from service.memory.words import documents_of_words
 from service.metrics import Metrics
 from service.policy.bank_config import Mode
 from service.policy.extraction import SCHEMA_NAME, Known, Spoken, prompt, schema, spoken
@@ -55,8 +55,6 @@ _RECALL_S = 5.0
 # The same question gets the same answer: one that cannot be used is not worth many more tries.
 _UNUSABLE_TRIES = 2
 _SUPERSEDED = "superseded by a newer memory"
-# What is left of a batch whose operation is over: nothing; words that Hindsight may still write; all of it.
-Finish = Literal["done", "runs", "again"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +96,6 @@ class Prepared:
     superseded: tuple[tuple[str, str], ...] = ()
     vetted_documents: tuple[DocumentId, ...] = ()
     superfluous: tuple[DocumentId, ...] = ()
-
-    @property
-    def vetted_texts(self) -> dict[DocumentId, str]:
-        """What is sent of the documents from which Hindsight extracts."""
-        return {one.document_id: one.text for one in self.items if one.document_id in self.vetted_documents}
 
 
 class Extractor:
@@ -155,24 +148,21 @@ class Extractor:
             await self._turns.note_prepared(claim, batch, _written(kept, group))
         return _prepared(kept, group, verbatim, worth)
 
-    async def finish(self, bank: BankId, prepared: Prepared, repeatable: OperationId | None = None) -> Finish:
+    async def finish(self, bank: BankId, prepared: Prepared, operation: OperationId) -> bool:
         """Invalidate what the stored memories make outdated, or what was extracted and is not to be kept.
 
-        And delete what is superfluous; `runs` while Hindsight may still write it. `again`: words that had
-        come past the log were in the way, so that the batch has to be stored once more, under another
-        operation id than `repeatable` (None: it cannot) and after `make_way`. May, and then must, be
-        repeated. Raises `HindsightUnavailable`, and `HindsightRejected` where lists are refused.
+        `operation` is the completed one that has stored them. And delete what is superfluous; False while
+        Hindsight may still write it. May, and then must, be repeated. Raises `HindsightUnavailable`, and
+        `HindsightRejected` where lists are refused.
         """
         for memory_id, digest in prepared.superseded:
             if await self._says_the_same(bank, memory_id, digest):
                 await self._invalidate(bank, memory_id, _SUPERSEDED)
         found = {one: await self._curate.facts_of(bank, one) for one in prepared.vetted_documents}
-        in_the_way: list[DocumentId] = []
-        if repeatable is not None:
-            texts = prepared.vetted_texts
-            in_the_way = await words_in_the_way(self._hindsight, bank, repeatable, texts, found)
+        texts = {one.document_id: one.text for one in prepared.items}
+        words = await documents_of_words(self._hindsight, bank, operation, texts, found)
         for document, facts in found.items():
-            for fact in () if document in in_the_way else facts:
+            for fact in () if document in words else facts:
                 kind, importance = kind_of(fact.tags), importance_of(fact.metadata, fact.tags)
                 reason = self._options.policy.why_dropped(kind, importance)
                 if not reason and is_instruction_like(fact.text):
@@ -180,8 +170,7 @@ class Extractor:
                 self._metrics.facts.labels(reason or "kept").inc()
                 if reason:
                     await self._invalidate(bank, fact.id, f"not kept: {reason}")
-        is_over = await self._drop_words(bank, prepared.superfluous)
-        return "again" if in_the_way else "done" if is_over else "runs"
+        return await self._drop_words(bank, prepared.superfluous)
 
     async def _says_the_same(self, bank: BankId, memory_id: str, before: str) -> bool:
         """Whether a memory is still what was found outdated: one that was corrected meanwhile is not."""

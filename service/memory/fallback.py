@@ -6,7 +6,7 @@ of their own, and the worker deletes the turn's own one once they are stored, af
 operation that writes it. Only a repetition that comes this way after all that is kept beside them.
 What differs: nothing is debounced, the order inside a conversation is that of the calls, and nobody makes
 memories of them. Nothing here could vet what a model makes, so that they are kept word for word even where
-Hindsight extracts; where such a turn reaches the log as well, the worker has it extracted after all.
+Hindsight extracts (also if they reach the log as well: see `words`).
 
 Its job ids cannot be kept anywhere. They are tickets: bank and operation, sealed for the tenant.
 """
@@ -84,8 +84,13 @@ class Fallback:
                 await self._hindsight.make_bank(bank, tenant, for_verbatim=True)
                 now = datetime.now(UTC).isoformat()
                 items = [turn_item(turns, place, conversation, now) for place in range(len(turns))]
-                await self._hindsight.retain(bank, items, operation, is_verbatim=True)
-                return Sent("queued", self._ticket(tenant, bank, operation))
+                # What the worker has stored meanwhile is no work, but its observations would go if it became
+                # verbatim; and one operation takes one kind of items.
+                new = [
+                    item for item in items if not await self._hindsight.memories_in(bank, item.document_id)
+                ]
+                await self._hindsight.retain(bank, new or items, operation, is_verbatim=bool(new))
+                return Sent("queued" if new else "duplicate", self._ticket(tenant, bank, operation))
             if await self._still_holds(bank, turns, state):
                 return Sent("duplicate", self._ticket(tenant, bank, operation))
         raise HindsightUnavailable("Hindsight has failed to store this several times.", retry_after_s=60)

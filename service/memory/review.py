@@ -32,6 +32,7 @@ from service.scope import BankId, DocumentId, is_reserved_tag, turn_of_document
 
 _CONVERSATION_TAG = re.compile(r"c-[0-9a-f]{48}")
 _PAGE = 100
+_WAITS = "This was said just now and waits to be stored; correct it in a minute, or forget it now."
 # A search that finds little must not read a whole bank in one request; the cursor says where to go on.
 _MOST_PAGES = 20
 _SOURCES_PAGE = 1000
@@ -311,6 +312,11 @@ async def correct(
     facts = [source.id for source in sources or ()] or (await log.meant(bank, what)).get("facts", [])
     if sources is None and not facts:
         raise NotFound("There is no such memory of this user.")
+    if pending := {turn.document_id for turn in await log.pending(bank)}:
+        # Words that came past the log as well: what is made of the turn would say the old ones again.
+        known = await eraser.memory(bank, memory_id)
+        if known is not None and known.document in pending:
+            raise NotStoredYet(_WAITS)
     if facts:
         # The first change of a source takes the observation along: nobody could tell any more what it was of.
         await log.keep_meant(bank, what, {"facts": facts})
@@ -337,9 +343,7 @@ async def _stored_id(memory_id: str, bank: BankId, review: HindsightReview, log:
     except ValueError:
         pass
     if any(turn.document_id == memory_id for turn in await log.pending(bank)):
-        raise NotStoredYet(
-            "This was said just now and waits to be stored; correct it in a minute, or forget it now."
-        )
+        raise NotStoredYet(_WAITS)
     made = await review.memories(bank, document=DocumentId(memory_id), limit=2)
     if len(made) != 1:
         raise NotFound("There is no such memory of this user.")

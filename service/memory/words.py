@@ -1,57 +1,46 @@
-"""Words of a turn that keep Hindsight from extracting from it.
+"""Words of a turn that Hindsight holds as they were said, where it is the one that extracts.
 
-Hindsight has no work with a document whose text it holds already. Where it is the one that extracts, a turn
-that has also come past the log, to be kept word for word (see `fallback`), would stay so. Found out after an
-operation: it has made fewer memories than its documents hold, and some document holds just its words. That
-goes before the next operation, and not at once: whoever does it must be sure to store the turn again.
+They came past the log (see `fallback`), and Hindsight has no work with a document whose text it holds
+already: when the worker brings the same turn, nothing is extracted from it. Whoever vets what was extracted
+would find memories of no kind and take them out, and with them all that is kept of the turn. They stay.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Final
 
 from service.adapters.hindsight import HindsightAdapter
-from service.adapters.hindsight_curate import HindsightCurate, StoredFact
-from service.adapters.hindsight_erase import HindsightEraser
+from service.adapters.hindsight_curate import StoredFact
 from service.policy.kinds import kind_of
 from service.scope import BankId, DocumentId, OperationId
 
-# Share of a text that unlabelled passages of it must cover to be its words and no extraction's.
+# Share of a text that passages of it must cover to be its words and no extraction's.
 _SHARE: Final = 0.9
 
 
-async def words_in_the_way(
+async def documents_of_words(
     hindsight: HindsightAdapter,
     bank: BankId,
     operation: OperationId,
     texts: Mapping[DocumentId, str],
     found: Mapping[DocumentId, Sequence[StoredFact]],
-) -> list[DocumentId]:
-    """Documents that held their words before `operation`, which is completed and had to extract from them.
+) -> set[DocumentId]:
+    """Those of the documents that `operation`, which is completed, has not extracted from.
 
-    `texts` is what it was sent, `found` what each document holds now. Raises `HindsightUnavailable`.
+    `texts` is what it was sent, `found` what each document holds now. A document whose words somebody has
+    corrected is known by what the operation has made: fewer memories than there are. Raises
+    `HindsightUnavailable`.
     """
-    documents = [document for document, facts in found.items() if _are_words_of(texts[document], facts)]
-    if not documents:
-        return []
-    made = (await hindsight.operation_state(bank, operation)).memories or 0
-    return documents if made < sum(map(len, found.values())) else []
-
-
-async def make_way(
-    hindsight: HindsightAdapter, bank: BankId, operation: OperationId, texts: Mapping[DocumentId, str]
-) -> None:
-    """Delete documents that hold just their words, unless `operation`, which is to extract, is under way.
-
-    Raises `HindsightUnavailable` and `HindsightRejected`.
-    """
-    if not texts or await hindsight.operation(bank, operation) != "not_found":
-        return
-    curate = HindsightCurate(hindsight)
-    found = {document: await curate.facts_of(bank, document) for document in texts}
-    documents = [document for document, text in texts.items() if _are_words_of(text, found[document])]
-    await HindsightEraser(hindsight).delete_documents(bank, documents)
+    unlabelled = {
+        document
+        for document, facts in found.items()
+        if facts and not any(kind_of(fact.tags) for fact in facts)
+    }
+    words = {document for document in unlabelled if _are_words_of(texts[document], found[document])}
+    if unlabelled == words:
+        return words
+    made = (await hindsight.operation_state(bank, operation)).memories
+    return unlabelled if made is not None and made < sum(map(len, found.values())) else words
 
 
 def _are_words_of(text: str, facts: Sequence[StoredFact]) -> bool:
-    covered = sum(len(fact.text) for fact in facts if fact.text in text)
-    return covered >= _SHARE * len(text) and not any(kind_of(fact.tags) for fact in facts)
+    return sum(len(fact.text) for fact in facts if fact.text in text) >= _SHARE * len(text)

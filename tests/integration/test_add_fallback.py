@@ -1,19 +1,23 @@
 """Add while Redis is away: the turn goes to Hindsight as the same documents; never a false 202."""
 
 import asyncio
+import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from service.errors import TurnsLogUnavailable
 from service.policy.bank_config import bank_config
 from service.policy.kinds import KeepPolicy
 from service.scope import bank_of, conversation_of
 
 from tests.fakes.hindsight import HindsightStandIn
 from tests.fakes.hindsight_store import Fact
-from tests.integration.conftest import Api, open_workshop, run_api, settings_for
+from tests.integration.conftest import Api, Workshop, open_workshop, run_api, settings_for
 from tests.integration.edge import checked, code_of, texts_of
 from tests.integration.test_turns_lost_replies import LossyProxy
 from tests.support import RedisServer, free_port, valkey, wait_until
@@ -214,33 +218,128 @@ async def test_words_are_kept_in_every_mode_and_in_every_bank(
         assert config.items() >= before.items()
 
 
-@pytest.mark.parametrize("extracts", [True, False])
-async def test_a_turn_that_took_both_ways_is_extracted_by_hindsight_after_all(
-    redis_server: RedisServer, stand_in: HindsightStandIn, user: str, extracts: bool
-) -> None:
-    proxy, mode, bank = LossyProxy(redis_server.port), MODES["hindsight"], bank_of("default", user)
-    if extracts:
-        tags = ["memory_type:preference", "importance:0.7"]
-        stand_in.store.extract = lambda _: [Fact("The user has a locker", tags=tags)]
+def _of_both_ways(item: Mapping[str, Any]) -> list[Fact]:
+    """What Hindsight makes of a turn; of what went past the log it must make nothing."""
+    if TEXT in item["content"]:
+        return [Fact("made of words that nobody vetted", tags=["memory_type:preference", "importance:0.7"])]
+    return [
+        Fact("The user rows", tags=["memory_type:preference", "importance:0.7"]),
+        Fact("The user said hello", tags=["memory_type:preference", "importance:0.1"]),
+    ]
+
+
+@dataclass
+class BothWays:
+    """A turn that Hindsight holds word for word and that waits in the log as well, beside another one."""
+
+    api: Api
+    workshop: Workshop
+    stand_in: HindsightStandIn
+    user: str
+
+    @property
+    def texts(self) -> list[str]:
+        """What can be recalled."""
+        return sorted(self.stand_in.banks[bank_of("default", self.user)].texts)
+
+    async def store(self) -> None:
+        """Let the worker go on until nothing waits."""
+
+        async def is_stored() -> bool:
+            with contextlib.suppress(TurnsLogUnavailable):
+                await self.workshop.work()
+            return not await self.workshop.log.pending(bank_of("default", self.user))
+
+        await wait_until(is_stored, "the worker has stored everything", timeout_s=30)
+
+
+@asynccontextmanager
+async def both_ways(
+    redis_server: RedisServer, stand_in: HindsightStandIn, user: str, **settings: Any
+) -> AsyncIterator[BothWays]:
+    """With Hindsight's own extraction."""
+    stand_in.store.extract = _of_both_ways
+    proxy, mode = LossyProxy(redis_server.port), MODES["hindsight"] | settings
     async with (
         proxy.open() as url,
         run_api(settings_for(url, stand_in.url, cache_redis_url=redis_server.url, **mode)) as api,
         open_workshop(settings_for(redis_server.url, stand_in.url, **mode)) as workshop,
     ):
         proxy.lost_replies = 2
-        reply = checked(await api.add(user, TEXT, "Noted.", turn_id="t1"), 202)
+        reply = checked(await api.add(user, TEXT, "Noted.", turn_id="t1", conversation_id="c"), 202)
         assert (await api.job(reply["job_id"], wait_s=5))["status"] == "done"
-        assert stand_in.banks[bank].texts == [f"User: {TEXT}\nAssistant: Noted."]
+        checked(await api.add(user, "I row on Sundays", "Hello.", turn_id="t2", conversation_id="c"), 202)
+        yield BothWays(api, workshop, stand_in, user)
 
-        async def is_stored() -> bool:
-            await workshop.work()
-            return not await workshop.log.pending(bank)
 
-        await wait_until(is_stored, "the worker has stored it", timeout_s=20)
-        assert stand_in.banks[bank].texts == (["The user has a locker"] if extracts else [])
-        # Nothing is repeated without end, nor thrown away, where Hindsight has no model to extract with.
-        assert len(stand_in.banks[bank].memories) == 1
-        assert len(stand_in.requests_for("retain")) == 3
+WORDS = f"User: {TEXT}\nAssistant: Noted."
+
+
+@pytest.mark.parametrize(
+    ("settings", "refusals"), [({}, 0), ({"max_attempts": 3}, 2), ({"max_attempts": 1}, 0)]
+)
+async def test_what_hindsight_holds_word_for_word_stays_so_where_it_extracts(
+    redis_server: RedisServer, stand_in: HindsightStandIn, user: str, settings: dict[str, Any], refusals: int
+) -> None:
+    async with both_ways(redis_server, stand_in, user, **settings) as both:
+        if refusals:
+            stand_in.fail("retain", "status", status=500, times=refusals)
+        await both.store()
+        assert both.texts == ["The user rows", WORDS]
+
+
+async def test_words_outlive_a_try_that_broke_off_while_others_were_vetted(
+    redis_server: RedisServer, stand_in: HindsightStandIn, user: str
+) -> None:
+    async with both_ways(redis_server, stand_in, user) as both:
+        stand_in.fail("memory_update", "commit_then_close", times=1)
+        await both.store()
+        assert both.texts == ["The user rows", WORDS]
+
+
+async def test_words_cannot_be_corrected_while_their_turn_waits(
+    redis_server: RedisServer, stand_in: HindsightStandIn, user: str
+) -> None:
+    async with both_ways(redis_server, stand_in, user) as both:
+        [memory] = stand_in.banks[bank_of("default", user)].memories.values()
+        correction = {"user_id": user, "memory_id": memory.id, "text": "My locker code is wombat"}
+        assert (
+            code_of(await both.api.client.post("/memory/correct", data=correction), 409) == "not_stored_yet"
+        )
+        await both.store()
+        assert (await both.api.client.post("/memory/correct", data=correction)).status_code == 200
+        assert both.texts == ["My locker code is wombat", "The user rows"]
+
+
+async def test_words_that_somebody_else_has_corrected_are_not_thrown_away(
+    redis_server: RedisServer, stand_in: HindsightStandIn, user: str
+) -> None:
+    async with both_ways(redis_server, stand_in, user) as both:
+        [memory] = stand_in.banks[bank_of("default", user)].memories.values()
+        memory.text = "My locker code is wombat"
+        await both.store()
+        assert both.texts == ["My locker code is wombat", "The user rows"]
+
+
+async def test_a_turn_that_is_stored_keeps_its_observations_when_it_comes_past_the_log_again(
+    redis_server: RedisServer, stand_in: HindsightStandIn, user: str
+) -> None:
+    stand_in.store.extract = _of_both_ways
+    mode = MODES["hindsight"]
+    async with (
+        run_api(settings_for(redis_server.url, stand_in.url, **mode)) as api,
+        open_workshop(settings_for(redis_server.url, stand_in.url, **mode)) as workshop,
+    ):
+        checked(await api.add(user, "I row on Sundays", "Hello.", turn_id="t2", conversation_id="c"), 202)
+        await BothWays(api, workshop, stand_in, user).store()
+    async with run_api(settings_for(NOWHERE, stand_in.url, **mode)) as api:
+        again = await api.add(user, "I row on Sundays", "Hello.", turn_id="t2", conversation_id="c")
+        reply = checked(again, 202)
+        assert reply["status"] == "duplicate"
+        assert (await api.job(reply["job_id"], wait_s=5))["status"] == "done"
+    (first,), (item,) = (request.body["items"] for request in stand_in.requests_for("retain"))
+    assert item.get("strategy") is None
+    assert item["observation_scopes"] == first["observation_scopes"]
 
 
 async def test_a_turn_that_took_both_ways_is_one_memory(

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.anyio
 BANK = BankId("u-a")
 ANOTHER = BankId("u-b")
 # What nobody can count on with, and what no counter of ours has come to.
-BROKEN = ("x", "", "1.5", "-7", "nan", "inf", "9" * 5000, str(2**63 - 1), str(2**60))
+BROKEN = ("x", "", "1.5", "-7", "nan", "inf", "0x10", "1e3", "9" * 5000, str(2**63 - 1), str(2**60))
 broken = pytest.mark.parametrize("value", [*BROKEN, None], ids=lambda value: str(value)[:20])
 
 
@@ -224,6 +224,7 @@ async def test_numbers_go_on_above_all_that_were_given(
     _, _, documents = await add_turn(log, BANK, texts=("a", "b"))
     before = int(await redis.get(keyspace.CLAIM_NUMBER))
     await break_key(redis, keyspace.CLAIM_NUMBER, value)
+    assert not await log.is_full()
     if is_gone:
         await redis.delete(keyspace.CLAIM_NUMBER)
         await log.check()

@@ -12,8 +12,8 @@ local FURTHEST = 2 ^ 53
 
 -- The count that a text is, nil if it is none of ours. What `redis.pcall` answers will do, too.
 local function count_of(text)
-  local count = tonumber(text)
-  return count and count >= 0 and count < FURTHEST and count % 1 == 0 and count or nil
+  local count = type(text) == 'string' and string.match(text, '^%d+$') and tonumber(text)
+  return count and count < FURTHEST and count or nil
 end
 
 -- Adds to a counter, which then is at least as much.
