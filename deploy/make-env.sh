@@ -1,12 +1,24 @@
 #!/bin/sh
 # Writes deploy/.env with new secrets for compose.yaml. To a file that is there it adds only a secret that it lacks
-# because it was made by an older version, and says which of its lines belong elsewhere now.
+# because it was made by an older version. It says what compose.yaml took from there, or from the shell, and no more does.
 set -eu
 file=${1:-"$(dirname "$0")/.env"}
 
 secret() {
     od -An -N24 -tx1 /dev/urandom | tr -d ' \n'
 }
+
+# warn WHERE NAMES, one a line
+warn() {
+    moved=$(printf '%s\n' "$2" | paste -s -d , - | sed 's/,/, /g')
+    if [ -n "$moved" ]; then
+        echo "No longer read from $1: $moved. Move it to memory.env (CACHE_REDIS_URL as MEMORY_CACHE_REDIS_URL)." >&2
+    fi
+}
+
+elsewhere='MEMORY_LLM_[A-Z_]+|CACHE_REDIS_URL'
+blank='[[:space:]]*'
+warn "the shell" "$(env | sed -nE "s/^($elsewhere)=.+/\1/p")"
 
 umask 077
 if [ -e "$file" ]; then
@@ -16,10 +28,7 @@ if [ -e "$file" ]; then
         printf '\n# Signs user tokens and the links to a person'\''s page /me.\nTOKEN_KEYS=k1:%s\n' "$(secret)" >> "$file"
         echo "TOKEN_KEYS was added to $file." >&2
     fi
-    moved=$(sed -nE 's/^(MEMORY_LLM_[A-Z_]+|CACHE_REDIS_URL)=.+/\1/p' "$file" | paste -s -d , - | sed 's/,/, /g')
-    if [ -n "$moved" ]; then
-        echo "No longer read from $file: $moved. Move it to memory.env (CACHE_REDIS_URL as MEMORY_CACHE_REDIS_URL)." >&2
-    fi
+    warn "$file" "$(sed -nE "s/^$blank(export[[:space:]]+)?($elsewhere)$blank[=:]$blank[^[:space:]].*/\2/p" "$file")"
     exit 0
 fi
 

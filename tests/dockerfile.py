@@ -39,7 +39,12 @@ _PASSED_ON: Final = re.compile(r"PIP_\w+|SSL_CERT_\w+|\w+_CA_BUNDLE|\w+_proxy|\w
 _STARTS: Final = r"(?<![^\s=:;\"'(>])"
 _OURS_PATH: Final = re.compile(rf"{_STARTS}(?=(?:{'|'.join(_OURS)})(?:[/\s:;\"')]|$))")
 _ANY_PATH: Final = re.compile(rf"{_STARTS}/[A-Za-z][^\s:;\"')]*")
+# The same outside quotes, where no regular expression of awk's stands.
+_BARE_PATH: Final = re.compile(rf"{_STARTS}/[^\s:;\"')]*")
 _ASSIGNED: Final = re.compile(r"\w+=")
+_QUOTED: Final = re.compile(r"""'[^']*'|"(?:[^"\\]|\\.)*\"""", re.DOTALL)
+# Outside quotes: what makes more of a line than commands joined by `&&`, or names what is not written there.
+_CLEVER: Final = re.compile(r"""[;|`()\\\n"']|(?<!&)&(?!&)|(?<!\$)\{|\$\0|(?:^|[\s=:<>])~""")
 
 
 class Unsupported(Exception):
@@ -130,7 +135,7 @@ def runnable(step: Step) -> tuple[str, list[str]]:
         raise Unsupported(f"line {step.line}: RUN with an option or a list")
     kept: list[str] = []
     left_out: list[str] = []
-    for command in step.rest.split(" && "):
+    for command, bare in _commands(step):
         words = command.split()
         while words and _ASSIGNED.match(words[0]):
             words.pop(0)
@@ -140,11 +145,27 @@ def runnable(step: Step) -> tuple[str, list[str]]:
             continue
         if name not in _COMMANDS:
             raise Unsupported(f"line {step.line}: {name or command} is not known to be harmless here")
-        for path in _ANY_PATH.findall(command):
+        if any(".." in word for word in shlex.split(command)):
+            raise Unsupported(f"line {step.line}: .. may lead to this machine's")
+        for path in (*_ANY_PATH.findall(command), *_BARE_PATH.findall(bare)):
             if path not in _OTHERS and not _OURS_PATH.match(path):
                 raise Unsupported(f"line {step.line}: {path} would be this machine's")
         kept.append(command)
     return " && ".join(kept), left_out
+
+
+def _commands(step: Step) -> Iterator[tuple[str, str]]:
+    """What `&&` joins, each also with zeros in the place of what is quoted."""
+    bare = _QUOTED.sub(lambda found: "\0" * len(found[0]), step.rest)
+    # Double quotes do not keep the shell from executing these.
+    inside = [text for text in _QUOTED.findall(step.rest) if text[0] == '"' and re.search(r"`|\$\(", text)]
+    if clever := [*inside, *_CLEVER.findall(bare)]:
+        raise Unsupported(f"line {step.line}: RUN with {clever[0]!r}")
+    begins = 0
+    for joint in (*re.finditer("&&", bare), None):
+        ends = joint.start() if joint else len(bare)
+        yield step.rest[begins:ends].strip(), bare[begins:ends].strip()
+        begins = joint.end() if joint else ends
 
 
 def context(folder: Path, ignored: str) -> Iterator[str]:

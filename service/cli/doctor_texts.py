@@ -104,7 +104,7 @@ _EN: Final[Mapping[str, str]] = {
     ),
     # network
     "network_ok": "Dify's proxy lets {url} pass.",
-    "network_not_a_url": "{url} is no whole URL, such as http://memory:8000.",
+    "network_not_a_url": "{url} is no whole URL, such as http://memory-api:8000.",
     "network_slash": "{url} ends with a slash: Dify would call //memory/… and find nothing. Leave it out.",
     "network_https_port": "{url}: Dify's proxy lets HTTPS pass on port 443 only. Serve it there.",
     "network_http_port": (
@@ -273,7 +273,7 @@ _ZH: Final[Mapping[str, str]] = {
     "document_bad": "Dify 无法正确导入：{faults}。服务或它前面的程序是不是别的版本？",
     # network
     "network_ok": "Dify 的代理允许访问 {url}。",
-    "network_not_a_url": "{url} 不是完整的 URL，例如 http://memory:8000。",
+    "network_not_a_url": "{url} 不是完整的 URL，例如 http://memory-api:8000。",
     "network_slash": "{url} 末尾多了斜杠：Dify 会调用 //memory/…，什么也找不到。请去掉。",
     "network_https_port": "{url}：Dify 的代理只允许 443 端口的 HTTPS。请改用该端口。",
     "network_http_port": "{url}：Dify 的代理只允许 80 和 1025 以上端口的 HTTP。请换端口。",

@@ -17,7 +17,7 @@ be another installation's. Banks whose id has not our form are other application
 
 A round a day, at a quiet time: all banks are read into a list, then bank after bank is worked off (see
 `memory/retention_bank`). Every run does a bounded part of it and notes how far it has got; deleting twice is
-harmless.
+harmless. A bank that Hindsight refuses something of stays on the list, and the round open, for the next run.
 """
 
 import logging
@@ -33,6 +33,7 @@ from service.adapters.hindsight_review import HindsightReview
 from service.adapters.keys import KeyStore
 from service.adapters.retention_plan import Place, RetentionPlan
 from service.adapters.turns import TurnsLog
+from service.errors import HindsightRejected
 from service.memory.policies import Policies
 from service.memory.retention_bank import BankSweep, ChangedHands, Expired, Note, Parts
 from service.memory.retention_marks import Marks
@@ -92,8 +93,8 @@ class Retention:
         """Do a part of today's round, for some seconds; nothing once it is over, or if another worker does.
 
         The very first run only marks today as done, so that a new installation waits for its first
-        night. Raises what Hindsight, Redis, the keys and the cache raise; the next run goes on where this
-        one was.
+        night. Raises what Hindsight, Redis, the keys and the cache raise, except for a refusal that concerns
+        one bank; the next run goes on where this one was.
         """
         if self._policies.keep_for_ever:
             return Expired()
@@ -123,23 +124,31 @@ class Retention:
     async def _work_off(self, plan: RetentionPlan, policies: Policies, now: datetime) -> Expired:
         ends = monotonic() + self._run_s
         done = Expired()
-        unknown = 0
+        unknown = refused = 0
         if not await self._list(plan, ends):
             return done
         places = await plan.places()
         marks = Marks(self._review, banks=len(places))
-        # From anywhere on, so that a bank that fails does not keep the same others waiting night by night.
+        # From anywhere on, so that a bank at which runs end does not keep the same others waiting: one whose
+        # requests time out, say. One that is refused ends none.
         first = secrets.randbelow(len(places) + 1)
         for place in (*places[first:], *places[:first]):
-            swept = await self._bank(policies, place, marks, now, ends=ends, note=plan.note)
-            done += swept.done
-            unknown += not swept.is_known
-            if swept.is_whole:
-                await plan.finish(place.bank)
+            try:
+                swept = await self._bank(policies, place, marks, now, ends=ends, note=plan.note)
+            except HindsightRejected:
+                refused += 1
+            else:
+                done += swept.done
+                unknown += not swept.is_known
+                if swept.is_whole:
+                    await plan.finish(place.bank)
             if monotonic() >= ends:
                 break
         else:
-            await plan.end()
+            if not refused:
+                await plan.end()
+        if refused:
+            _log.warning("retention_refused", extra={"banks": refused})
         if unknown:
             _log.warning("retention_leaves_unknown_tenants", extra={"banks": unknown})
         return done
@@ -170,7 +179,7 @@ class Retention:
         return [found[bank] for bank in sorted(found)]
 
     async def _list(self, plan: RetentionPlan, ends: float) -> bool:
-        """Read all banks unless this round has them; False: time was up before.
+        """Read all banks unless this round has them; False: time was up before. One page is read in any case.
 
         The pages are in the order of the last write. A bank that is written to meanwhile moves to the
         front and shows nothing twice that would do harm; one that slips by is seen tomorrow.
@@ -178,13 +187,13 @@ class Retention:
         state = await plan.round()
         offset, is_listed = state.listed, state.is_listed
         while not is_listed:
-            if monotonic() >= ends:
-                return False
             banks, seen = await self._review.banks(limit=_BANKS_PAGE, offset=offset, prefix=BANK_PREFIX)
             offset += seen
             is_listed = seen < _BANKS_PAGE
             places = [Place(bank.id, mark=bank.mark) for bank in banks]
             await plan.add(places, listed=offset, is_listed=is_listed)
+            if not is_listed and monotonic() >= ends:
+                return False
         return True
 
     async def _bank(

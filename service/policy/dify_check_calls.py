@@ -83,7 +83,7 @@ def _check_address(name: str, url: str) -> Iterator[Finding]:
     for fault in address_faults(url):
         match fault:
             case "not_a_url":
-                yield error("url", f"{name} must be a whole URL, such as http://memory:8000.")
+                yield error("url", f"{name} must be a whole URL, such as http://memory-api:8000.")
             case "slash":
                 yield error(
                     "url_slash",

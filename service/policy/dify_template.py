@@ -32,7 +32,7 @@ TEMPLATES: Final[tuple[TemplateName, ...]] = get_args(TemplateName)
 LANGUAGES: Final[tuple[Language, ...]] = get_args(Language)
 
 # The service's name in a compose network; `dify-memory templates --base-url` writes another.
-DEFAULT_BASE_URL: Final = "http://memory:8000"
+DEFAULT_BASE_URL: Final = "http://memory-api:8000"
 
 _QUERY: Final = reference("sys", "query")
 

@@ -90,6 +90,14 @@ async def test_each_turn_is_found_by_itself(stack: Stack, user: str) -> None:
     assert "Biscuit" not in str(reply["context"])
 
 
+async def test_a_recall_that_has_two_seconds_is_answered_in_time(stack: Stack, user: str) -> None:
+    # The stack's own deadline is longer, for chats on a busy machine; nothing else would show it late.
+    assert (await add(stack, user, "My parrot is called Admiral.", "Nice."))["status"] == "done"
+    reply = await recalled(stack, user, "What is my parrot called?", timeout_ms="2000", fresh="true")
+    assert reply["degraded"] is False, reply
+    assert "Admiral" in str(reply["context"])
+
+
 @pytest.mark.parametrize("child", ["redis", "cache", "postgres", "hindsight", "embeddings", "api", "worker"])
 async def test_a_killed_child_comes_back_and_memories_stay(stack: Stack, user: str, child: str) -> None:
     word = f"Quokka{child}"

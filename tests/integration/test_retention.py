@@ -149,6 +149,33 @@ async def test_a_failure_stops_the_run_and_the_next_one_goes_on(
     assert not any(bank.documents for bank in stand_in.banks.values())
 
 
+@pytest.mark.parametrize("operation", ["documents", "document_delete"])
+async def test_a_bank_that_hindsight_refuses_is_left_for_later_and_the_others_are_done(
+    stand_in: HindsightStandIn,
+    workshop: Workshop,
+    plan: RetentionPlan,
+    caplog: pytest.LogCaptureFixture,
+    operation: str,
+) -> None:
+    caplog.set_level("INFO", logger="service.memory.retention")
+    banks = [bank_of("default", str(number)) for number in range(5)]
+    for bank in banks:
+        put(stand_in, bank, "old", 100)
+    await keeper(workshop, DAYS_90).work(plan, TODAY)
+    stand_in.fail(operation, "status", status=422, times=1)
+    assert await keeper(workshop, DAYS_90).work(plan, TOMORROW) == Expired(4, 4, 4)
+    [refused] = [bank for bank in banks if stand_in.banks[bank].documents]
+    assert [place.bank for place in await plan.places()] == [refused]
+    assert not (await plan.round()).is_over
+    told = {record.message: record.__dict__ for record in caplog.records}
+    assert told["retention_refused"]["banks"] == 1
+    assert told["retention_done"]["documents"] == 4
+    assert refused not in str(told)
+    assert await keeper(workshop, DAYS_90).work(plan, TOMORROW) == Expired(1, 1, 1)
+    assert await plan.places() == []
+    assert (await plan.round()).is_over
+
+
 async def test_two_workers_do_not_work_at_once(
     stand_in: HindsightStandIn, workshop: Workshop, plan: RetentionPlan
 ) -> None:

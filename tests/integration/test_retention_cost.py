@@ -124,6 +124,20 @@ async def test_an_answer_about_whose_banks_are_holds_for_seconds(
     assert searches(stand_in) == [bank[:3]] * 3
 
 
+async def test_an_answer_that_took_long_to_find_holds_as_long_again(
+    stand_in: HindsightStandIn, workshop: Workshop
+) -> None:
+    # Asked at 0, searched for 30 seconds; asked at 59, and at 60, when it is searched anew.
+    readings = iter([0.0, 0.0, 30.0, 59.0, 60.0, 60.0, 61.0])
+    marks = Marks(HindsightReview(workshop.hindsight), clock=lambda: next(readings))
+    bank = bank_with(stand_in, "acme")
+    assert await marks.of(bank) == tenant_mark("acme")
+    stand_in.banks[bank].name = tenant_mark("kinds")
+    assert await marks.of(bank) == tenant_mark("acme")
+    assert await marks.of(bank) == tenant_mark("kinds")
+    assert searches(stand_in) == [bank[:3]] * 2
+
+
 async def test_answers_are_about_no_more_banks_than_fit_one(
     stand_in: HindsightStandIn, workshop: Workshop
 ) -> None:

@@ -76,6 +76,23 @@ def backup(tools: Tools, tmp_path: Path) -> Path:
     return Path(done.stdout.strip())
 
 
+@pytest.mark.parametrize(
+    ("name", "sections"), [("README.md", ("Backup", "Restore")), ("README.zh.md", ("备份", "恢复"))]
+)
+def test_the_guide_keeps_and_puts_back_every_file_that_compose_takes_settings_from(
+    name: str, sections: tuple[str, str]
+) -> None:
+    compose = (DEPLOY / "compose.yaml").read_text("utf-8")
+    files = {".env", *re.findall(r"path: (\S+\.env)", compose)}
+    files |= {f"{folder}/" for folder in re.findall(r"\./(\w+):/etc/dify-memory", compose)}
+    assert len(files) == 5, files
+    text = (DEPLOY / name).read_text("utf-8")
+    guide = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL))
+    for section in sections:
+        named = re.findall(r"`(?:deploy/)?([\w./]+)`", guide[section])
+        assert files <= set(named), section
+
+
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_script_parses_and_stops_at_the_first_error(script: str) -> None:
     subprocess.run(["bash", "-n", str(DEPLOY / script)], check=True)
@@ -214,6 +231,48 @@ def test_secrets_are_made_once_for_everything_that_compose_asks_for(tools: Tools
     # What it makes, the service takes.
     made_keys = Settings.model_validate({"token_keys": made["TOKEN_KEYS"]}).token_secrets
     assert made_keys == {"k1": made["TOKEN_KEYS"].removeprefix("k1:")}
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("MEMORY_LLM_MODEL=openai/x", "MEMORY_LLM_MODEL"),
+        ("export MEMORY_LLM_MODEL=openai/x", "MEMORY_LLM_MODEL"),
+        ("  MEMORY_LLM_API_KEY=x", "MEMORY_LLM_API_KEY"),
+        ("\tCACHE_REDIS_URL = redis://x", "CACHE_REDIS_URL"),
+        ("MEMORY_LLM_BASE_URL: http://x", "MEMORY_LLM_BASE_URL"),
+        ("MEMORY_LLM_MODEL=", ""),
+        ("MEMORY_LLM_MODEL =  ", ""),
+        ("# MEMORY_LLM_MODEL=openai/x", ""),
+        ("MEMORY_API_KEY=dm_1", ""),
+        ("HINDSIGHT_LLM_MODEL=gpt-4o-mini", ""),
+    ],
+)
+def test_lines_that_compose_no_longer_reads_are_named_however_they_are_written(
+    tools: Tools, tmp_path: Path, line: str, named: str
+) -> None:
+    file = tmp_path / ".env"
+    file.write_text(f"TOKEN_KEYS=k1:x\n{line}\n", "utf-8")
+    done = tools.run("make-env.sh", str(file))
+    assert done.returncode == 0
+    assert re.findall(r"No longer read from \S+: (.*)\. Move", done.stderr) == ([named] if named else [])
+    assert "openai/x" not in done.stderr
+    assert "No longer read from the shell" not in done.stderr
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_variables_of_the_shell_that_compose_no_longer_reads_are_named(
+    tools: Tools, tmp_path: Path, is_there: bool
+) -> None:
+    file = tmp_path / ".env"
+    if is_there:
+        file.write_text("TOKEN_KEYS=k1:x\n", "utf-8")
+    shell = {"MEMORY_LLM_MODEL": "openai/x", "CACHE_REDIS_URL": "redis://x", "MEMORY_LLM_API_KEY": ""}
+    done = tools.run("make-env.sh", str(file), **shell, HINDSIGHT_LLM_MODEL="x")
+    assert done.returncode == 0
+    found = re.findall(r"No longer read from the shell: (.*)\. Move", done.stderr)
+    assert [sorted(names.split(", ")) for names in found] == [["CACHE_REDIS_URL", "MEMORY_LLM_MODEL"]]
+    assert "openai/x" not in done.stderr
 
 
 def test_a_file_made_by_an_older_version_gets_the_secret_it_lacks_and_keeps_the_others(

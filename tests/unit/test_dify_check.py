@@ -236,6 +236,16 @@ def test_the_command_refuses_an_address_dify_cannot_reach(tmp_path: Path, url: s
     assert not (tmp_path / "rendered").exists()
 
 
+@pytest.mark.parametrize("name", ["README.md", "README.zh.md"])
+def test_the_guide_names_the_address_that_compose_gives_the_service(name: str) -> None:
+    guide = (_COMMITTED / name).read_text("utf-8")
+    services = yaml.safe_load((_COMMITTED.parent / "deploy/compose.dify.yaml").read_text("utf-8"))["services"]
+    [row] = [line for line in guide.splitlines() if "SSRF_PROXY_ALLOW_PRIVATE_DOMAINS=" in line]
+    for pattern in (r"`http://([^.`:]+):8000`", r"DOMAINS=([^`]+)`"):
+        assert re.findall(pattern, row) == list(services)
+    assert set(re.findall(r"http://([\w-]+):8000", guide)) == set(services)
+
+
 def test_the_command_checks_a_users_export(tmp_path: Path) -> None:
     bad, warned = tmp_path / "bad.yml", tmp_path / "warned.yml"
     for path, change in ((bad, set_key(api_key="k-123456")), (warned, set_field("recall", "format", None))):

@@ -152,6 +152,58 @@ def test_what_is_not_known_is_refused(folder: Path, step: str) -> None:
         _build(folder)
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "python -V; reboot now",
+        "python -V & useradd x",
+        "python -V&&reboot",
+        "python -V &&& reboot",
+        "rm -r /opt/x || curl x",
+        "pip list | sh",
+        "python $(whoami)",
+        'python "$(whoami)"',
+        "python `whoami`",
+        'python "`whoami`"',
+        "python <(whoami)",
+        "python -V\nreboot",
+        "python \\' ; reboot '",
+        "python $'\\'' ; reboot '",
+        "python 'x",
+        "rm -r ~/z",
+        "python -V >~/z",
+        "rm -r ../../y",
+        "rm -r '../y'",
+        "rm -r .''./y",
+        "rm -r /opt/../etc",
+        "rm -r //etc",
+        "rm -r /''etc",
+        "rm -r /*",
+        "rm -r {/etc,/opt}",
+    ],
+)
+def test_a_line_that_may_do_more_than_its_commands_is_refused(line: str) -> None:
+    with pytest.raises(Unsupported, match="line 7"):
+        runnable(Step("RUN", line, 7))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "python -c 'import os; print(1 & 2 | 3)'",
+        "python -c \"import os; print('a && b')\" > /opt/x 2> /dev/null",
+        "awk '/^[a-z]/ {take = /^(a|b)/} take' a > b",
+        "rm -r $HOME/x /opt/lib/python3*/x",
+        "pip install 'x~=1' y~=2 .",
+    ],
+)
+def test_what_is_quoted_is_no_command(line: str) -> None:
+    assert runnable(Step("RUN", f"{line} && useradd x && python -V", 7)) == (
+        f"{line} && python -V",
+        ["useradd"],
+    )
+
+
 @pytest.mark.parametrize("text", ["FROM x\n", "RUN pip\nFROM x AS y\n", "FROM ${X} AS y\n"])
 def test_a_file_that_is_read_otherwise_by_docker_is_refused(text: str) -> None:
     with pytest.raises(Unsupported, match="line 1"):

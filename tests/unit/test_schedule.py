@@ -1,5 +1,6 @@
 """The order of the tests names files that exist, and keeps together what shares a stack."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,35 @@ from tests.schedule import LONGEST_FIRST, TOGETHER, rank_of, scope_of
 
 TESTS = Path(__file__).parents[1]
 BEHAVIOURS = "tests/e2e/test_behaviours_stack.py::test_a_story_is_remembered_as_it_ended"
+
+
+def uses_stack(text: str) -> bool:
+    """Whether a test file asks for a stack of the session: by itself, by what is its, or by a mark."""
+    return bool(
+        re.search(r"[(\s](?:stack|llm_stack|hindsight_url): ", text)
+        or re.search(
+            r"""(?:usefixtures|getfixturevalue)\([^)]*["'](?:stack|llm_stack|hindsight_url)["']""", text
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "uses"),
+    [
+        ("async def test_x(stack: Stack) -> None:", True),
+        ("async def test_x(\n    llm_stack: LlmStack,\n) -> None:", True),
+        ("async def test_x(user: str, hindsight_url: str) -> None:", True),
+        ('pytestmark = pytest.mark.usefixtures("stack")', True),
+        ('@pytest.mark.usefixtures("user", "llm_stack")', True),
+        ("@pytest.mark.usefixtures('hindsight_url')", True),
+        ('request.getfixturevalue("stack")', True),
+        ("async with running_stack(folder) as stack:", False),
+        ('{"MEMORY_HINDSIGHT_URL": stack.hindsight_url}', False),
+        ('@pytest.mark.usefixtures("user")', False),
+    ],
+)
+def test_a_file_that_uses_a_stack_of_the_session_is_known(text: str, uses: bool) -> None:
+    assert uses_stack(text) is uses
 
 
 def test_every_file_exists_and_is_named_once() -> None:
@@ -26,9 +56,10 @@ def test_a_group_is_as_long_as_its_first() -> None:
 def test_every_file_that_uses_the_stacks_of_the_session_is_in_a_group() -> None:
     grouped = {name for group in TOGETHER for name in group}
     for path in (TESTS / "e2e").glob("test_*.py"):
-        text = path.read_text("utf-8")
-        uses = any(f"{word}: " in text for word in ("(stack", " stack", "(llm_stack", " llm_stack"))
-        if uses and path.name not in ("test_behaviours_stack.py", "test_backup_stack.py"):
+        if uses_stack(path.read_text("utf-8")) and path.name not in (
+            "test_behaviours_stack.py",
+            "test_backup_stack.py",
+        ):
             assert f"e2e/{path.name}" in grouped, path.name
 
 
