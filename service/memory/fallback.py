@@ -86,9 +86,10 @@ class Fallback:
                 items = [turn_item(turns, place, conversation, now) for place in range(len(turns))]
                 # What the worker has stored meanwhile is no work, but its observations would go if it became
                 # verbatim; and one operation takes one kind of items.
-                new = [
-                    item for item in items if not await self._hindsight.memories_in(bank, item.document_id)
-                ]
+                held = await asyncio.gather(
+                    *(self._hindsight.memories_in(bank, item.document_id) for item in items)
+                )
+                new = [item for item, memories in zip(items, held, strict=True) if not memories]
                 await self._hindsight.retain(bank, new or items, operation, is_verbatim=bool(new))
                 return Sent("queued" if new else "duplicate", self._ticket(tenant, bank, operation))
             if await self._still_holds(bank, turns, state):

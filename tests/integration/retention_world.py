@@ -9,16 +9,24 @@ from service.adapters.retention_plan import RetentionPlan
 from service.memory.policies import Policies
 from service.memory.retention import Expired, Retention
 from service.policy.tenant_policy import PolicyFile, TenantPolicy
-from service.scope import BankId, bank_of
+from service.scope import BankId, bank_of, tenant_mark
 
 from tests.fakes.hindsight import HindsightStandIn
 from tests.integration.conftest import Workshop
 
 ANNE = bank_of("default", "anne")
 BERT = bank_of("default", "bert")
+TASK, TASTE = "memory_type:task_state", "memory_type:preference"
 # Noon, so that the day's quiet hour has passed, whatever the time now.
 TODAY = datetime.now(UTC).replace(hour=12)
 TOMORROW = TODAY + timedelta(days=1)
+
+
+def bank_with(stand_in: HindsightStandIn, tenant: str, user: str = "anne") -> BankId:
+    """The bank of a tenant's user, which tells whose it is."""
+    bank = bank_of(tenant, user)
+    stand_in.store.ensure_bank(bank).name = tenant_mark(tenant)
+    return bank
 
 
 def put(

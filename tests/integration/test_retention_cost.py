@@ -21,7 +21,19 @@ from service.settings import Settings
 from tests.fakes.hindsight import HindsightStandIn
 from tests.fakes.hindsight_store import Fact
 from tests.integration.conftest import Workshop
-from tests.integration.retention_world import ANNE, BERT, TODAY, TOMORROW, keeper, night, policies_of, put
+from tests.integration.retention_world import (
+    ANNE,
+    BERT,
+    TASK,
+    TASTE,
+    TODAY,
+    TOMORROW,
+    bank_with,
+    keeper,
+    night,
+    policies_of,
+    put,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -43,7 +55,6 @@ tenants:
       - {name: task_state, retention_days: 10}
 """
 POLICIES = Policies(read_policy_file(POLICY), owner="default")
-TASK, TASTE = "memory_type:task_state", "memory_type:preference"
 
 
 @pytest.fixture
@@ -51,13 +62,6 @@ async def plan(settings: Settings) -> AsyncIterator[RetentionPlan]:
     """How far the round is, in the test's Redis."""
     async with RetentionPlan.from_settings(settings) as opened:
         yield opened
-
-
-def bank_with(stand_in: HindsightStandIn, tenant: str, user: str = "anne") -> BankId:
-    """The bank of a tenant's user, which tells whose it is."""
-    bank = bank_of(tenant, user)
-    stand_in.store.ensure_bank(bank).name = tenant_mark(tenant)
-    return bank
 
 
 def searches(stand_in: HindsightStandIn) -> list[str]:

@@ -23,7 +23,17 @@ from service.settings import Settings
 from tests.fakes.hindsight import HindsightStandIn
 from tests.fakes.hindsight_store import Fact
 from tests.integration.conftest import Api, Workshop
-from tests.integration.retention_world import ANNE, TODAY, TOMORROW, keeper, night, put
+from tests.integration.retention_world import (
+    ANNE,
+    TASK,
+    TASTE,
+    TODAY,
+    TOMORROW,
+    bank_with,
+    keeper,
+    night,
+    put,
+)
 from tests.support import RedisServer
 
 pytestmark = pytest.mark.anyio
@@ -48,7 +58,6 @@ tenants:
 """
 POLICIES = Policies(read_policy_file(POLICY), owner="zeta")
 KINDS = bank_of("kinds", "anne")
-TASK, TASTE = "memory_type:task_state", "memory_type:preference"
 
 
 @pytest.fixture
@@ -56,13 +65,6 @@ async def plan(settings: Settings) -> AsyncIterator[RetentionPlan]:
     """How far the round is, in the test's Redis."""
     async with RetentionPlan.from_settings(settings) as opened:
         yield opened
-
-
-def bank_with(stand_in: HindsightStandIn, tenant: str, user: str = "anne") -> BankId:
-    """The bank of a tenant's user, which tells whose it is."""
-    bank = bank_of(tenant, user)
-    stand_in.store.ensure_bank(bank).name = tenant_mark(tenant)
-    return bank
 
 
 def documents(stand_in: HindsightStandIn, bank: BankId) -> set[str]:
